@@ -1,4 +1,4 @@
-"""What marks an answer that is not the leader's: its age, and where the leader is."""
+"""The mark of an answer that is not the leader's: its age, and the leader's address."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Staleness:
     """How old the state of a standby is.
 
     Attributes:
-        age_s: Seconds since the database said so; infinity: nothing was read yet.
+        age_s: Seconds since the database was read; infinity: nothing was read yet.
         leader: Address of the last known leader; empty: none.
     """
 

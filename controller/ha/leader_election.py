@@ -1,4 +1,4 @@
-"""One of several controllers on one PostgreSQL database: it stands by, leads, and stands by again.
+"""Run one of several controllers on one PostgreSQL database, as standby and as leader in turns.
 
 A standby answers reads. A leader opens the store in its term and serves as a single controller
 does; one that lost its lease sends nothing any more, ends its streams and stands by. A leader that
@@ -48,14 +48,14 @@ class LeaseLeadership:
         self.has_resigned = False
 
     def opened(self, store: Store) -> None:
-        """The fence guards it."""
+        """Do nothing: the fence guards the store."""
 
     def term(self) -> int | None:
-        """None as soon as the lease is not sure any more, or is of another term."""
+        """The term; None as soon as the lease has lapsed or has another term."""
         return self._term if self._renewer.term() == self._term else None
 
     def describe_newer_term(self, seen: int) -> str:
-        """The database has lost terms, or the agent's file is wrong."""
+        """The message to an agent that has seen a later term; may begin a new term."""
         told = f"term {seen} was seen, this is {self._term}"
         if self._renewer.observe_term(seen):
             return f"{told}: a later one is begun"
@@ -65,7 +65,7 @@ class LeaseLeadership:
         )
 
     def lost(self) -> None:
-        """The store belongs to a later term."""
+        """Resign: the store belongs to a later term."""
         self._resign("the store belongs to a later term")
 
     def refused_since(self, monotonic_s: float) -> None:
@@ -82,7 +82,7 @@ class LeaseLeadership:
 
 
 async def run(config: ControllerConfig) -> None:
-    """Until SIGTERM or SIGINT. Raises as `Controller.run` does, and ConfigError for the store."""
+    """Run until SIGTERM or SIGINT. Raises as `Controller.run`, and ConfigError for the store."""
     reject_unprotected_listeners(config)
     database_url(config.store)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -118,7 +118,7 @@ async def run(config: ControllerConfig) -> None:
 
 
 class _Election:
-    """Stands by and leads in turns, with what outlives both."""
+    """Alternates between standby and leader; holds what outlives both roles."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class _Election:
         self._closing: set[asyncio.Task[None]] = set()  # readers that lead no takeover
 
     async def run(self) -> None:
-        """Until `stop` is set."""
+        """Alternate until `stop` is set."""
         while not self._stop.is_set():
             term = await self._stand_by()
             if term is not None and await self._lead(term):
-                # The others first: this one has just failed.
+                # Others take over first: this controller has just failed.
                 self._renewer.set_eligible(after_s=2.0 * self._config.lease.duration_s)
         for task in self._closing:
             await task
@@ -150,7 +150,7 @@ class _Election:
         reading = asyncio.create_task(reads.run())
         try:
             async with standby_servers(self._config, reads, self._metrics, self._leader):
-                with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
+                with contextlib.suppress(OSError):  # stdout is closed, or the disk is full
                     print(f"listening on {self._config.listen}", flush=True)
                 _log.info("stands by")
                 while not self._stop.is_set():
@@ -201,7 +201,7 @@ class _Election:
 
 
 async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
-    """The store in this term, and the state it gives. Raises HostError and VersionError."""
+    """Open the store in this term and load its state. Raises HostError and VersionError."""
     database = PostgresDatabase(config.store, fence)
     thread = StoreThread(OPEN_WITHIN_S, database.cut)
     try:
@@ -216,14 +216,14 @@ async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
 
 
 async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio.Event) -> None:
-    """Sets `over` when it shall stop, or leads no more."""
+    """Set `over` on shutdown or when the lease is lost."""
     while not stop.is_set() and leadership.term() is not None:
         await pause(stop, LOOK_S)
     over.set()
 
 
 async def pause(stop: asyncio.Event, pause_s: float) -> None:
-    """So long, or until `stop`."""
+    """Sleep for `pause_s` or until `stop` is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause_s):
             await stop.wait()

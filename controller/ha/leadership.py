@@ -16,7 +16,7 @@ class Leadership(Protocol):
         answer_within_s: After so long without an answer agents look for another controller; 0:
             there is none.
         write_within_s: Limit of one use of the store; 0: none.
-        fence: The term to write in; None: nobody else writes this store.
+        fence: The term to write in; None: no other controller writes this store.
     """
 
     @property
@@ -29,28 +29,28 @@ class Leadership(Protocol):
     def fence(self) -> Fence | None: ...
 
     def term(self) -> int | None:
-        """The term to command in; None: just now nobody may be told anything."""
+        """The term to command in; None: no command may be sent now."""
         ...
 
     def describe_newer_term(self, seen: int) -> str:
-        """An agent has seen a later term: what to tell it."""
+        """The message to an agent that has seen a later term."""
         ...
 
     def opened(self, store: Store) -> None:
-        """This is the store of what is commanded."""
+        """Called once with the open store."""
         ...
 
     def lost(self) -> None:
-        """The store belongs to a later term."""
+        """Called when the store belongs to a later term."""
         ...
 
     def refused_since(self, monotonic_s: float) -> None:
-        """The store has rejected writes since then."""
+        """Called while the store rejects writes; `monotonic_s`: since when."""
         ...
 
 
 class Standalone:
-    """The one controller of a fleet, with an SQLite store: nobody else commands."""
+    """The only controller of a fleet, with an SQLite store."""
 
     answer_within_s = 0.0
     write_within_s = 0.0
@@ -60,22 +60,22 @@ class Standalone:
         self._term = 0
 
     def opened(self, store: Store) -> None:
-        """A store that was led from under a lease has a term: the next one is ours."""
+        """Take the next term of a store that had a lease before."""
         self._term = store.next_term()
 
     def term(self) -> int | None:
-        """0, where there never was a lease."""
+        """The term; 0 for a store that never had a lease."""
         return self._term
 
     def describe_newer_term(self, seen: int) -> str:
-        """It was another controller's; this one can not know whether that still leads."""
+        """Ask for the store of the controller that the agent obeyed."""
         return (
             f"this node has obeyed a controller of term {seen}, and this one has no lease: start "
             "it with that one's --store"
         )
 
     def lost(self) -> None:
-        """Never."""
+        """Never called: no other controller writes the store."""
 
     def refused_since(self, monotonic_s: float) -> None:
-        """It waits for its disk."""
+        """Do nothing: it waits for its disk."""

@@ -33,7 +33,7 @@ class Timing:
 
     @property
     def limit_s(self) -> float:
-        """Of one call to the database: two fit between a renewal and the end of the lease."""
+        """Seconds of one database call: two fit between a renewal and the lease's end."""
         return (self.duration_s - self.margin_s) / 2.0
 
 
@@ -88,12 +88,12 @@ Step = Read | Write | Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionMember:
-    """One controller, as far as the lease goes.
+    """State of one controller in the election.
 
     Attributes:
         term: The term it leads in; 0: none. `until_s`: until when.
         past: The highest term it ever led.
-        heard: The highest term that was believed of those agents reported, at `heard_s`.
+        heard: The highest believed term that an agent reported, at `heard_s`.
         pending: A write whose outcome is not known.
         eligible_s: From when on it takes over; infinity: never.
         is_leaving: It shuts down: it releases what it leads and takes over nothing.
@@ -123,7 +123,7 @@ def active_term(member: ElectionMember, now_s: float) -> int:
 
 
 def next_step(member: ElectionMember, now_s: float) -> Step:
-    """What to do with the record. After a step, report its outcome by the functions below.
+    """The next action on the record; its outcome is reported by the functions below.
 
     A leader renews; a standby reads, and takes over a record that is free.
     """
@@ -179,7 +179,7 @@ def _taken(member: ElectionMember) -> Record:
 
 
 def has_read(member: ElectionMember, record: Record | None, now_s: float) -> ElectionMember:
-    """The record is so; the answer came at `now_s`."""
+    """Process a read record; the answer arrived at `now_s`."""
     if member.seen is None or member.seen.record != record:
         member = replace(member, seen=Seen(record=record, since_s=now_s))
     sent = member.pending
@@ -200,18 +200,18 @@ def has_read(member: ElectionMember, record: Record | None, now_s: float) -> Ele
 
 
 def has_written(member: ElectionMember, write: Write, now_s: float) -> ElectionMember:
-    """The write was done."""
+    """The swap succeeded."""
     seen = Seen(record=write.record, since_s=now_s)
     return _holds(replace(member, seen=seen, pending=None), write)
 
 
 def was_refused(member: ElectionMember, now_s: float) -> ElectionMember:
-    """The record was another one: somebody else wrote, or we did, and got no answer."""
+    """The swap failed: another member wrote the record, or an unanswered write of ours."""
     return replace(member, is_unsure=True, due_s=now_s)
 
 
 def is_unknown(member: ElectionMember, step: Read | Write, now_s: float) -> ElectionMember:
-    """No answer: a read is done again, a write may have been done or be done yet."""
+    """No answer: repeat a read; a write may be applied already or later."""
     sent = step if isinstance(step, Write) else member.pending
     return replace(member, pending=sent, is_unsure=True, due_s=now_s + member.timing.renew_s / 4.0)
 
@@ -235,22 +235,22 @@ def observe_term(member: ElectionMember, term: int, now_s: float) -> ElectionMem
 
 
 def set_eligible(member: ElectionMember, from_s: float) -> ElectionMember:
-    """It takes over from then on."""
+    """Allow it to take over from `from_s` on."""
     return replace(member, eligible_s=from_s)
 
 
 def resign(member: ElectionMember) -> ElectionMember:
-    """It releases what it leads, and takes over nothing until it is eligible again."""
+    """Release the lease; take over nothing until it is eligible again."""
     return replace(member, eligible_s=inf, until_s=-inf if member.term else member.until_s)
 
 
 def leave(member: ElectionMember) -> ElectionMember:
-    """It shuts down: what it leads it releases, and takes over nothing any more."""
+    """Release the lease and take over nothing any more: it shuts down."""
     return replace(member, is_leaving=True)
 
 
 def _holds(member: ElectionMember, write: Write) -> ElectionMember:
-    """Our write stands. It counts from when it was sent."""
+    """Apply a write of ours that is in force; it counts from when it was sent."""
     record, timing = write.record, member.timing
     if record.run_id != member.run_id:  # released
         return _steps_down(member)

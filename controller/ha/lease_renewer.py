@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class AwayError(Exception):
-    """No answer from the record's store: a write may have been done, or be done yet."""
+    """No answer from the record's store: a write may be applied already or later."""
 
 
 class LeaseStore(Protocol):
@@ -54,36 +54,36 @@ class LeaseRenewer:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def term(self) -> int | None:
-        """The term to command in just now; None: nothing may be told to anybody."""
+        """The term to command in now; None: no command may be sent."""
         with self._news:
             return lease.active_term(self._member, self._clock_s()) or None
 
     @property
     def record(self) -> Record | None:
-        """As it was read last."""
+        """The record as it was read last."""
         with self._news:
             return None if self._member.seen is None else self._member.seen.record
 
     def set_eligible(self, after_s: float = 0.0) -> None:
-        """It takes over, after so long."""
+        """Allow it to take over after `after_s`."""
         self._change(lambda member: lease.set_eligible(member, self._clock_s() + after_s))
 
     def resign(self) -> None:
-        """It releases what it leads, and takes over nothing until it is eligible again."""
+        """Release the lease; take over nothing until it is eligible again."""
         self._change(lease.resign)
 
     def observe_term(self, term: int) -> bool:
-        """Somebody says to have seen this term: is it passed now?"""
+        """Process a term that an agent reports; returns whether it is believed."""
         self._change(lambda member: lease.observe_term(member, term, self._clock_s()))
         with self._news:
             return self._member.heard >= term
 
     def close(self) -> None:
-        """Release what it leads, if the lease's store answers in time, and end the thread."""
+        """Release the lease if its store answers in time, and end the thread."""
         self._change(lease.leave)
         give_up_s = self._clock_s() + RELEASE_WITHIN_S
         with self._news:
@@ -147,7 +147,7 @@ class LeaseRenewer:
         self._say("")
 
     def _say(self, why: str) -> None:
-        """On change only."""
+        """Log a change of the reason why there is no answer."""
         if why and not self._said:
             _log.warning("lease: no answer: %s", why)
         elif self._said and not why:

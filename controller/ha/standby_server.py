@@ -1,4 +1,4 @@
-"""The servers of a controller that stands by: reads with their age, and nothing else.
+"""The servers of a standby: reads with their age; everything else is refused.
 
 Agents, commands and watches are refused with the leader's address; the health service "" and those
 of agents and operators are NOT_SERVING, `reads` is SERVING as soon as the database was read once.

@@ -68,7 +68,7 @@ def connect_options(limit_s: float) -> dict[str, Any]:
 
 
 def shutdown_socket(connection: "psycopg.Connection[Any] | None") -> None:
-    """Break a connection from any thread: whoever waits for its answer gets an error."""
+    """Break a connection from any thread: a call that waits for its answer fails."""
     with contextlib.suppress(psycopg.Error, OSError, ValueError):
         if connection is not None and not connection.closed:
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as found:
@@ -156,7 +156,7 @@ class PostgresDatabase:
 
         Raises:
             FencedError: Another controller leads.
-            sqlalchemy.exc.DBAPIError: It was not stored, or, where COMMIT broke, nobody knows:
+            sqlalchemy.exc.DBAPIError: It was not stored, or, where COMMIT broke, it is unknown:
                 repeat it, as a repetition changes nothing.
         """
         with self._connected() as connection, connection.begin():

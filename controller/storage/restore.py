@@ -127,7 +127,7 @@ def _open_slowdown(incidents: Sequence[Incident], kind: FindingKind) -> float:
 
 
 def job_record(state: State, job: str) -> JobRecord:
-    """What of a job must outlive the controller."""
+    """The stored part of a job."""
     known = state.jobs[job]
     return JobRecord(
         name=job,

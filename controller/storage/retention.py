@@ -110,7 +110,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Retention:
-    """Of one store. Use from its thread."""
+    """Retention of one store; use from its thread."""
 
     store: Store
     config: RetentionConfig

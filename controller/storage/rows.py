@@ -57,7 +57,7 @@ def real(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    """A text that can be told. Raises ValueError for anything else."""
+    """A text that can be encoded. Raises ValueError for anything else."""
     if type(value) is not str:
         raise ValueError(f"{value!r:.40} is no text")
     value.encode()

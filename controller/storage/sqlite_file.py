@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedError(HostError):
-    """What stands there is no whole store."""
+    """The store is damaged."""
 
 
 class SqliteDatabase:
@@ -95,7 +95,7 @@ class SqliteDatabase:
 
     @property
     def used_bytes(self) -> int:
-        """What lies in the file, without what is free in it and without the log."""
+        """Bytes used in the file, without free pages and without the log."""
         return used_bytes(self._raw)
 
     @property
@@ -133,7 +133,7 @@ def _cause(error: Exception) -> Exception:
 
 
 def lock(path: Path) -> int:
-    """The open file whose lock says that the store is taken; a killed process gives it up.
+    """Open and lock the lock file of a store; the lock ends with the process.
 
     Raises HostError.
     """
@@ -157,7 +157,7 @@ def lock(path: Path) -> int:
 
 @contextlib.contextmanager
 def taken(path: Path) -> Iterator[None]:
-    """Nobody else opens the store meanwhile. Raises HostError."""
+    """Hold the lock of a store while the block runs. Raises HostError."""
     held = lock(path)
     try:
         yield
@@ -292,7 +292,7 @@ def _take_over(connection: sqlite3.Connection, path: Path, version: int) -> None
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """What lies in the file, without what is free in it and without the log."""
+    """Bytes used in the file, without free pages and without the log."""
     pages, free, size = _pages(connection)
     return (pages - free) * size
 

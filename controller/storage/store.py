@@ -1,4 +1,4 @@
-"""What must outlive the controller: jobs, layouts, incidents, decisions, proposals.
+"""Stores what outlives the controller: jobs, layouts, incidents, decisions, proposals.
 
 In an SQLite file of one controller (`sqlite_file.py`), or in a PostgreSQL database that several
 share (`postgres.py`). What was acknowledged survives a kill at any moment. One controller writes a
@@ -118,7 +118,7 @@ class Store:
         return cls(SqliteDatabase.open(path))
 
     def close(self) -> None:
-        """Let another controller have it."""
+        """Close the database; another controller may open it."""
         self.database.close()
 
     def next_term(self) -> int:
@@ -180,7 +180,7 @@ class Store:
     def save_decision(self, job: str, step: int, decision: Decision, unix_s: float) -> None:
         """Append a decision with the prices it rested on.
 
-        Its number counts only once it is stored: where nobody knows whether COMMIT succeeded, the
+        Its number counts only once it is stored: where the outcome of COMMIT is unknown, the
         repetition replaces it.
         """
         with self._writing() as connection:
@@ -191,7 +191,7 @@ class Store:
             self._save(DECISIONS, decision_row(number, job, step, decision, unix_s))
 
     def incident(self, incident_id: int) -> Incident | None:
-        """One of any job, also of those that are over. Raises HostError for a damaged store."""
+        """An incident of any job, ended ones included. Raises HostError for a damaged store."""
         with self.reading() as connection:
             what = sa.select(INCIDENTS).where(INCIDENTS.c.incident_id == incident_id)
             row = connection.execute(what).one_or_none()
@@ -203,7 +203,7 @@ class Store:
             return self.history_tables.orders()
 
     def strikes(self) -> Strikes:
-        """What is remembered of devices. Raises HostError for a damaged store."""
+        """Strikes of all devices. Raises HostError for a damaged store."""
         with self.reading():
             return self.history_tables.strikes()
 

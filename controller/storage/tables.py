@@ -1,6 +1,6 @@
 """The one definition of the store's tables, for SQLite and PostgreSQL.
 
-Whoever changes a table raises `SCHEMA_VERSION` and adds the step from the version before to
+A change of a table raises `SCHEMA_VERSION` and adds the step from the version before to
 `schema.py`. Types close the traps of two engines: PostgreSQL's `REAL` has 4 bytes and its `INTEGER`
 stops at 2^31, and its default collation sorts otherwise than SQLite.
 """

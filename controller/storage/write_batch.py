@@ -57,7 +57,7 @@ class WriteBatch:
     _unsaved: dict[str, float] = field(default_factory=dict)
 
     def of(self, state: State, commands: Sequence[Command], now_s: float) -> list[Command]:
-        """What to write for these commands, in their order, with what has waited long enough.
+        """The writes of these commands, in order, with those that have waited long enough.
 
         A job is written as it is in `state`: once is enough, however often it was asked for.
         """
