@@ -174,7 +174,11 @@ def faketime() -> Path | None:
 
 
 class MovedClock:
-    """The wall clock of a server that starts with `environment`: `set` moves it while it runs."""
+    """The wall clock of a server that starts with `environment`: `set` moves it while it runs.
+
+    While it is ahead, faketime keeps the server's own timers (idle_in_transaction_session_timeout)
+    from firing, which a real clock does not: move it back before anything depends on them.
+    """
 
     def __init__(self, folder: Path, library: Path) -> None:
         self._file = folder / "clock"
