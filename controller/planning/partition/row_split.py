@@ -175,7 +175,8 @@ def _rows_by_stage(
         expert = expert_row_s(sums, groups, unevenness)
         some = np.isfinite(fixed)
         shared = np.where(some, expert[None, :] - expert[:, None], 0.0)
-        together = 1.0 / np.where(some, (1.0 / own).sum(axis=0), 1.0)
+        with np.errstate(divide="ignore"):  # layers of experts alone take no time of a pipeline
+            together = 1.0 / np.where(some, (1.0 / own).sum(axis=0), 1.0)
         sharers = sum(group.num_ranks for group in groups)
         rows = np.full(len(groups), micro.per_batch / len(groups))  # checked again when they differ
         limit = micro.limit(sums, groups, rows, (stage, len(costs[0]), sharers))

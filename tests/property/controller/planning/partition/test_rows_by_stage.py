@@ -115,6 +115,14 @@ def test_one_slow_rank_costs_no_row_of_the_healthy_stages() -> None:
     assert plan.step_s < 0.95 * by_pipeline.step_s
 
 
+def test_stages_of_experts_alone_are_planned() -> None:
+    layers = [replace(layer, attention_s=0.0) for layer in MODEL.layers[:3]]
+    slow = problem({0: 0.5})
+    model = replace(MODEL, layers=(*layers, *MODEL.layers[3:]))
+    plan = plan_partition(replace(slow, model=model))
+    check_partition(plan.partition, slow)
+
+
 def test_links_that_cost_more_than_the_slow_ranks_keep_rows_in_their_pipeline() -> None:
     slow = {0: 0.5, 3: 0.5}
     free = with_other_rows(problem(slow).now, problem(slow))
