@@ -1,0 +1,121 @@
+"""The servers of a standby, over TLS: who reads, what is refused, and what a caller cannot pretend."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.controller.api.auth.peer_identity import CALLER_HEADER, PeerIdentity
+from pacekeeper.controller.ha.standby_reads import StandbyReads
+from pacekeeper.controller.ha.standby_server import standby_servers
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state.state import JobState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.security import AccessConfig, TlsConfig
+from pacekeeper.protos import status_pb2, status_pb2_grpc, tls
+from pacekeeper.protos.stale_reads import AGE, LEADER
+from support.authorities import Authority
+from support.ports import free_port
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+STATE = State(jobs={"train": JobState(name="train")})
+Ask = Callable[[Any], Awaitable[Any]]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "pki")
+
+
+def viewer_of(authority: Authority) -> TlsConfig:
+    return authority.tls(authority.cert(Kind.VIEWER, "ann"))
+
+
+def node_of(authority: Authority) -> TlsConfig:
+    return authority.tls(authority.cert(Kind.NODE, "n1"))
+
+
+def asked(
+    folder: Path, authority: Authority, who: TlsConfig, ask: Ask, *, state: State | None = STATE
+) -> Any:
+    """What a caller with these files gets of a standby that read `state` a minute ago."""
+    config = ControllerConfig(
+        listen=f"127.0.0.1:{free_port()}",
+        store=NOWHERE,
+        tls=authority.tls(authority.cert(Kind.CONTROLLER, "c", hosts=("127.0.0.1",))),
+        access=AccessConfig(audit=str(folder / "audit.jsonl")),
+    )
+
+    async def scenario() -> Any:
+        last = None if state is None else (state, time.monotonic() - 60.0)
+        reads = StandbyReads(NOWHERE, last)
+        metrics = ControllerMetrics.of(config)
+        async with (
+            standby_servers(config, reads, metrics, lambda: "10.0.0.1:7443"),
+            tls.aio_channel(config.listen, who) as channel,
+        ):
+            found = await ask(status_pb2_grpc.StatusServiceStub(channel))
+        await reads.close()
+        return found
+
+    return asyncio.run(scenario())
+
+
+async def list_jobs(stub: Any) -> tuple[list[str], dict[str, str]]:
+    call = stub.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0)
+    answer = await call
+    return [job.name for job in answer.jobs], dict(await call.initial_metadata())
+
+
+def refusal(folder: Path, authority: Authority, who: TlsConfig, ask: Ask, **more: Any) -> Any:
+    with pytest.raises(grpc.RpcError) as refused:
+        asked(folder, authority, who, ask, **more)
+    return refused.value
+
+
+def test_a_viewer_reads_and_sees_the_age(tmp_path: Path, authority: Authority) -> None:
+    jobs, headers = asked(tmp_path, authority, viewer_of(authority), list_jobs)
+    assert jobs == ["train"]
+    assert float(headers[AGE]) >= 60.0 and headers[LEADER] == "10.0.0.1:7443"
+
+
+def test_access_control_is_that_of_a_leader(tmp_path: Path, authority: Authority) -> None:
+    agent = node_of(authority)
+    error = refusal(tmp_path, authority, agent, list_jobs)
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_what_was_never_read_is_not_shown(tmp_path: Path, authority: Authority) -> None:
+    viewer = viewer_of(authority)
+    error = refusal(tmp_path, authority, viewer, list_jobs, state=None)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7443" in error.details()
+
+
+def test_a_watch_is_refused_with_the_leaders_address(tmp_path: Path, authority: Authority) -> None:
+    async def watch(stub: Any) -> None:
+        async for _ in stub.WatchIncidents(status_pb2.WatchIncidentsRequest(), timeout=30.0):
+            pass
+
+    error = refusal(tmp_path, authority, viewer_of(authority), watch)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7443" in error.details()
+
+
+def test_the_header_of_the_ingest_process_gives_no_caller_another_name(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """It is trusted where that process alone connects; a standby's port is open to all."""
+    pretended = PeerIdentity(
+        peer="ipv4:127.0.0.1:1", has_certificate=True, uris=("pacekeeper:viewer/ann",)
+    )
+
+    async def pretend(stub: Any) -> Any:
+        metadata = ((CALLER_HEADER, pretended.to_bytes()),)
+        return await stub.ListJobs(status_pb2.ListJobsRequest(), metadata=metadata, timeout=30.0)
+
+    error = refusal(tmp_path, authority, node_of(authority), pretend)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "header" in error.details()
