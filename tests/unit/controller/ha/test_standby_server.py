@@ -1,4 +1,4 @@
-"""The servers of a standby, over TLS: who reads, what is refused, and what a caller cannot pretend."""
+"""The servers of a standby, over TLS: reads, refusals, and a forged identity."""
 
 import asyncio
 import time
