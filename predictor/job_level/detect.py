@@ -291,7 +291,7 @@ def _steps(pace: StepTimes, blocks: Blocks, found: Sequence[Level], rise: Rise) 
 
 
 def _jump_note(pace: StepTimes, blocks: Blocks, found: Sequence[Level], at: int) -> str:
-    before = [level for level in found[:at] if level.num_blocks >= STEADY_BLOCKS]
+    before = [one for one in found[:at] if one.num_blocks >= STEADY_BLOCKS] or found[:at]
     size = exp(found[at].mean - before[-1].mean)
     step = int(pace.step[blocks.begin[found[at].begin]])
     return f"workload unknown: the pace changed by x{size:.2f} near step {step}; not judged"

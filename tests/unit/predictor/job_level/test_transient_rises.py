@@ -48,6 +48,13 @@ def test_a_pace_that_the_job_jumps_to_again_is_work() -> None:
     assert job_faults(job(pace_s)) == ()
 
 
+def test_a_jump_after_a_first_pace_of_one_block_is_told() -> None:
+    pace_s = growing((10, 0.05), (150, 0.065), (300, 0.05), (400, 0.065))
+    verdict = judge_job(job(pace_s, noise=0.002))
+    assert verdict.anomalies == ()
+    assert any("x1.30 near step 10;" in note for note in verdict.notes)
+
+
 def test_a_schedule_that_only_adds_work_accuses_nobody() -> None:
     verdict = judge_job(job(growing((300, 0.03), (300, 0.04), (300, 0.06), (300, 0.09))))
     assert verdict.anomalies == ()
