@@ -124,10 +124,14 @@ def edge(pace: StepTimes, blocks: Blocks, at: int, *, before: float, after: floa
 
 
 def paced_over(pace: StepTimes, blocks: Blocks, begin: int, end: int) -> float:
-    """Log slowdown over health of the steps [begin, end) together: exact where blocks straddle."""
+    """Log slowdown over health of the steps [begin, end) together: exact where blocks straddle.
+
+    That of their blocks where no replicate has these steps.
+    """
     steps = np.arange(begin, end)
     block = np.maximum(np.searchsorted(blocks.begin, steps, side="right") - 1, 0)
     health_s = pace.expected_s[steps] * np.exp(blocks.health[block])
     known = np.isfinite(pace.observed_s[steps]) & np.isfinite(health_s)
-    assert known.any()
+    if not known.any():
+        return float(blocks.excess[block].mean())
     return float(np.log(pace.observed_s[steps][known].sum() / health_s[known].sum()))
