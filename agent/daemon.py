@@ -28,6 +28,7 @@ from pacekeeper.agent.uplink.batching import (
     split_batches,
     sum_expert_loads,
 )
+from pacekeeper.agent.uplink.pacing import ReportPacer
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.agent.uplink.stream import Uplink
 from pacekeeper.core.addresses import split_addresses
@@ -41,7 +42,6 @@ from pacekeeper.core.telemetry.sign_of_life import RankStack
 from pacekeeper.protos import control_pb2, telemetry_pb2, tls
 from pacekeeper.protos.convert import reports
 
-REPORT_INTERVAL_S = 1.0  # an idle node reports as well, so that silence is a fault
 FLUSH_TIMEOUT_S = 3.0  # for the last reports at shutdown
 METRICS_INTERVAL_S = 1.0  # between two updates of the metrics
 IDLE_POLL_S = 0.5  # without rings, only new job directories are looked for
@@ -72,6 +72,7 @@ class Agent:
             config.node or socket.gethostname(),
             {"tls": config.tls.cert, "metrics": config.metrics.cert},
         )
+        self.pacer = ReportPacer()
         self.sampler = Sampler(config.sample_interval_s)
         self.host = HostSampler(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
@@ -84,6 +85,7 @@ class Agent:
             ack_timeout_s=config.ack_timeout_s,
             reconnect_max_s=config.reconnect_max_s,
             on_command=self._execute,
+            on_interval=self.pacer.set_interval,
             resync_report=self._resync_report,
             tls=config.tls,
             token_file=config.token_file,
@@ -94,7 +96,6 @@ class Agent:
         self._recorded_samples = SampleFilter()
         self._metrics_updated_s = -METRICS_INTERVAL_S
         self._sequence = 0
-        self._reported_s = 0.0
         self._num_unencodable = 0
         self._dumps: dict[Path, asyncio.Task[None]] = {}  # under way, by ring
         self._last_reports: dict[
@@ -181,16 +182,16 @@ class Agent:
         if self.recorder is not None:
             devices = self._recorded_samples.select(self.sampler.latest(began_s)[0])
             self.recorder.write(batches, devices, self.host.latest(began_s))
-        for (job, run_id), dead in find_deaths(batches, self.collector.pids()).items():
+        pids = self.collector.pids()
+        for (job, run_id), dead in find_deaths(batches, pids).items():
             self.collector.notify_deaths(job, dead, run_id)
-        # While disconnected, an empty report would only displace others in the spool.
-        is_due = self.uplink.is_connected and began_s - self._reported_s >= REPORT_INTERVAL_S
-        if is_due or any(not batch.is_empty for batch in batches):
-            devices = self._sent_samples.select(self.sampler.latest(began_s)[0])
-            for portion in split_batches(sum_expert_loads(batches)):
-                self._queue_report(portion, began_s, devices)
-                devices = ()
-            self.uplink.wake()
+        self.pacer.add(batches, pids, began_s)
+        if self.pacer.is_due(
+            began_s,
+            is_urgent=self._sent_samples.is_urgent(self.sampler.latest(began_s)[0]),
+            is_connected=self.uplink.is_connected,
+        ):
+            self._queue_pending(began_s)
         self._release_ended_jobs(began_s)
         if began_s - self._metrics_updated_s >= METRICS_INTERVAL_S:
             self._metrics_updated_s = began_s
@@ -199,6 +200,14 @@ class Agent:
                 *self.sampler.latest(began_s), self.collector.suspects(), began_s
             )
         self.metrics.poll.observe(time.monotonic() - began_s)
+
+    def _queue_pending(self, now_s: float) -> None:
+        """Put all pending records, and the devices where they are news, into the spool."""
+        devices = self._sent_samples.select(self.sampler.latest(now_s)[0])
+        for portion in split_batches(sum_expert_loads(self.pacer.take(now_s))):
+            self._queue_report(portion, now_s, devices)
+            devices = ()
+        self.uplink.wake()
 
     def _queue_report(
         self,
@@ -209,7 +218,6 @@ class Agent:
         """Put one report into the spool, encoded, to bound its memory during an outage."""
         self._sequence += 1
         sequence = self._sequence
-        self._reported_s = now_s
         try:
             message = self._encode(batches, sequence, now_s, devices)
         except ValueError as error:
@@ -226,6 +234,8 @@ class Agent:
         for gone in set(self._last_reports) - set(self.collector.pids()):
             del self._last_reports[gone]
         for job in self.collector.ended_jobs(now_s):
+            if job in self.pacer.jobs:
+                continue
             sequence, num_dropped = self._last_reports.get(job, (0, 0))
             if self.spool.num_dropped != num_dropped:
                 # Its last records may be among the dropped ones: send its state again.
@@ -342,6 +352,8 @@ class Agent:
     async def _flush(self, uplink: "asyncio.Task[None]") -> None:
         """Poll the rings once more and send the waiting reports, for at most FLUSH_TIMEOUT_S."""
         self._poll()
+        if self.pacer.jobs:
+            self._queue_pending(time.monotonic())
         self.uplink.finish()
         _, late = await asyncio.wait({uplink}, timeout=FLUSH_TIMEOUT_S)
         if late:

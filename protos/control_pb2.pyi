@@ -38,14 +38,24 @@ class ReportRequestParts(_message.Message):
     def __init__(self, report: _Optional[_Union[_telemetry_pb2.NodeReportParts, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "product_version", "answer_within_s")
+    __slots__ = ("protocol_version", "product_version", "answer_within_s", "pacing")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    PACING_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
     answer_within_s: float
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., answer_within_s: _Optional[float] = ...) -> None: ...
+    pacing: ReportPacing
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., answer_within_s: _Optional[float] = ..., pacing: _Optional[_Union[ReportPacing, _Mapping]] = ...) -> None: ...
+
+class ReportPacing(_message.Message):
+    __slots__ = ("report_interval_s", "reconnect_spread_s")
+    REPORT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_SPREAD_S_FIELD_NUMBER: _ClassVar[int]
+    report_interval_s: float
+    reconnect_spread_s: float
+    def __init__(self, report_interval_s: _Optional[float] = ..., reconnect_spread_s: _Optional[float] = ...) -> None: ...
 
 class Acknowledge(_message.Message):
     __slots__ = ("sequence",)
@@ -110,7 +120,7 @@ class RequestStacks(_message.Message):
     def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "request_stacks", "term")
+    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "request_probe", "set_suspects", "request_stacks", "set_pacing", "term")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +128,7 @@ class AttachResponse(_message.Message):
     REQUEST_PROBE_FIELD_NUMBER: _ClassVar[int]
     SET_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_STACKS_FIELD_NUMBER: _ClassVar[int]
+    SET_PACING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledge: Acknowledge
@@ -126,5 +137,6 @@ class AttachResponse(_message.Message):
     request_probe: RequestProbe
     set_suspects: SetSuspects
     request_stacks: RequestStacks
+    set_pacing: ReportPacing
     term: int
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., request_probe: _Optional[_Union[RequestProbe, _Mapping]] = ..., set_suspects: _Optional[_Union[SetSuspects, _Mapping]] = ..., request_stacks: _Optional[_Union[RequestStacks, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., request_probe: _Optional[_Union[RequestProbe, _Mapping]] = ..., set_suspects: _Optional[_Union[SetSuspects, _Mapping]] = ..., request_stacks: _Optional[_Union[RequestStacks, _Mapping]] = ..., set_pacing: _Optional[_Union[ReportPacing, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...

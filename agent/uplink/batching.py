@@ -14,7 +14,10 @@ from pacekeeper.core.telemetry.records import ExpertLoadRecord, Record
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 MAX_SAMPLE_AGE_S = 5.0  # a device is reported at least that often
-CLOCK_CHANGE_RATIO = 1.05  # reported at once; half the change that would be a finding
+CLOCK_CHANGE_RATIO = 1.05  # reported with the next report; half the change that is a finding
+# Bits of NVML's clock event reasons by which a device throttles: hardware slowdown, software and
+# hardware thermal slowdown, power brake. Others, as an idle GPU or a power cap, come and go.
+THROTTLING = 0x8 | 0x20 | 0x40 | 0x80
 
 
 def split_batches(
@@ -89,8 +92,8 @@ def build_report(
 class SampleFilter:
     """Selects the device samples to report, because most of them repeat known values.
 
-    All devices are reported every MAX_SAMPLE_AGE_S; and at once if one is lost or back, or its
-    clock event reasons, number of Xids or clock (by CLOCK_CHANGE_RATIO) change.
+    All devices are reported every MAX_SAMPLE_AGE_S; and with the next report if one is lost or
+    back, or its clock event reasons, number of Xids or clock (by CLOCK_CHANGE_RATIO) change.
     """
 
     sent: Mapping[str, DeviceSample] = field(default_factory=dict)
@@ -102,6 +105,14 @@ class SampleFilter:
         self.sent = {sample.device_uuid: sample for sample in samples}
         return tuple(samples)
 
+    def is_urgent(self, samples: Sequence[DeviceSample]) -> bool:
+        """Whether a device is lost, has a new Xid or throttles for a new reason."""
+        return any(
+            before is not None and _is_worse(before, sample)
+            for sample in samples
+            for before in (self.sent.get(sample.device_uuid),)
+        )
+
     def _is_new(self, sample: DeviceSample) -> bool:
         before = self.sent.get(sample.device_uuid)
         if before is None or sample.sampled_s >= before.sampled_s + MAX_SAMPLE_AGE_S:
@@ -112,8 +123,18 @@ class SampleFilter:
 
 
 def _state(sample: DeviceSample) -> tuple[bool, int | None, int | None]:
-    xids = None if sample.health is None else sample.health.num_xids
-    return sample.is_lost, sample.clock_event_reasons, xids
+    return sample.is_lost, sample.clock_event_reasons, _num_xids(sample)
+
+
+def _num_xids(sample: DeviceSample) -> int | None:
+    return None if sample.health is None else sample.health.num_xids
+
+
+def _is_worse(before: DeviceSample, now: DeviceSample) -> bool:
+    if now.is_lost and not before.is_lost:
+        return True
+    new_reasons = (now.clock_event_reasons or 0) & ~(before.clock_event_reasons or 0)
+    return bool(new_reasons & THROTTLING) or (_num_xids(now) or 0) > (_num_xids(before) or 0)
 
 
 def _has_changed(before: float | None, now: float | None) -> bool:

@@ -1,10 +1,11 @@
 """The stream to the controller: sends reports, receives acknowledgements and commands.
 
-A lost connection is reopened after a back-off with full jitter; reports stay in the spool. Only
-another protocol version, or a rejected node name, ends the agent. With several addresses the next
-one is tried if a controller is unreachable, silent or not the leader. Messages of an earlier term
-than the highest accepted one are rejected, acknowledgements included. Certificates and tokens are
-read at each connection, so they may be replaced while the agent runs.
+A lost connection is reopened after a back-off with full jitter, whose spread the controller sets by
+the size of its fleet; reports stay in the spool. Only another protocol version, or a rejected node
+name, ends the agent. With several addresses the next one is tried if a controller is unreachable,
+silent or not the leader. Messages of an earlier term than the highest accepted one are rejected,
+acknowledgements included. Certificates and tokens are read at each connection, so they may be
+replaced while the agent runs.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import grpc.aio
 
 import pacekeeper
 from pacekeeper.agent.rings.fencing_epoch import FencingEpoch
+from pacekeeper.agent.uplink.pacing import MAX_SPREAD_S, reconnect_bound_s
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError, HostError, VersionError
@@ -43,7 +45,8 @@ class Uplink:
 
     `resync_report(sequence)` builds the first report of each connection, with the attachments and
     layouts that the controller needs to interpret the waiting ones. Its number is that of the last
-    settled report. `incarnation` identifies this run of the agent.
+    settled report. `on_interval` receives the report interval that the controller sets, in seconds.
+    `incarnation` identifies this run of the agent.
     """
 
     addresses: tuple[str, ...]
@@ -54,6 +57,7 @@ class Uplink:
     reconnect_max_s: float
     on_command: Callable[[control_pb2.AttachResponse], None]
     resync_report: Callable[[int], telemetry_pb2.NodeReport]
+    on_interval: Callable[[float], None] = lambda interval_s: None
     rack: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     token_file: str = ""
@@ -66,6 +70,7 @@ class Uplink:
     _address_index: int = 0  # index into `addresses`
     _promised_answer_s: float = 0.0  # from the Welcome; 0: not set
     _num_silent: int = 0  # consecutive connections without any message
+    _spread_s: float = 0.0  # over which the fleet is to reconnect, as the controller sent it
 
     @property
     def address(self) -> str:
@@ -98,7 +103,8 @@ class Uplink:
             failure = await self._connect()
             if self._finishing.is_set():
                 return
-            if self._welcomed.is_set():
+            was_connected = self._welcomed.is_set()
+            if was_connected:
                 reason = ""
                 if loop.time() - began_s > STABLE_S:
                     backoff_s = FIRST_BACKOFF_S
@@ -109,10 +115,13 @@ class Uplink:
                 reason = failure
             self._address_index = (self._address_index + 1) % len(self.addresses)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(random.uniform(0.0, backoff_s)):
+                bound_s = reconnect_bound_s(
+                    backoff_s, self._spread_s, longest_s, was_connected=was_connected
+                )
+                async with asyncio.timeout(random.uniform(0.0, bound_s)):
                     await self._finishing.wait()
                     return
-            backoff_s = min(longest_s, backoff_s * 2.0)
+            backoff_s = min(max(longest_s, self._spread_s / 3.0), backoff_s * 2.0)
 
     async def _connect(self) -> str:
         """One connection, from its opening to its end; returns why it ended."""
@@ -211,14 +220,22 @@ class Uplink:
                         remedy="install the same version of pacekeeper on both",
                     )
                 self._promised_answer_s = message.welcome.answer_within_s
+                self._set_pacing(message.welcome.pacing)
                 self.is_connected = True
                 self._num_silent = 0
                 self._welcomed.set()
                 _log.info("controller=%s attached", self.address)
             case "acknowledge":
                 self.spool.acknowledge(message.acknowledge.sequence)
+            case "set_pacing":
+                self._set_pacing(message.set_pacing)
             case _:
                 self.on_command(message)
+
+    def _set_pacing(self, pacing: control_pb2.ReportPacing) -> None:
+        spread_s = pacing.reconnect_spread_s
+        self._spread_s = min(spread_s, MAX_SPREAD_S) if spread_s > 0.0 else 0.0
+        self.on_interval(pacing.report_interval_s)
 
     async def _cancel_when_silent(self, call: "grpc.aio.StreamStreamCall[object, object]") -> None:
         """Cancel a half-open connection: no answer within the timeout while reports wait."""

@@ -201,7 +201,8 @@ class Controller:
                 asyncio.create_task(part)
                 for part in (
                     run_heartbeat(self.metrics.lag),
-                    *(self._consume(), self._tick(), self.agents.acknowledge(), ingest.run()),
+                    *(self._consume(), self._tick(), ingest.run()),
+                    *(self.agents.acknowledge(), self.agents.keep_pace()),
                     stays(Path(address.removeprefix("unix:"))),
                 )
             ]

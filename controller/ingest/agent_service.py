@@ -28,6 +28,7 @@ from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.deduplication import Sequences
 from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.report_pacing import Pacing, pacing_for
 from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
@@ -51,6 +52,7 @@ ACK_EVERY_S = 1.0
 ACKS_PER_S = 2000
 ACK_SPARSEST = 8.0  # times: an agent gives a stream up that says nothing for 15 s
 ACK_LOOK_S = 0.05
+PACING_S = 2.0  # between two looks at the number of agents
 FRESH_S = 0.5  # of a leader's command: one that waits longer might be said after the lease
 MOST_OF_A_WORD = 64  # characters that an agent says of itself
 NO_LEADER = "this controller leads no more"
@@ -106,6 +108,7 @@ class AgentControl:
     _streams: dict[int, _Stream] = field(default_factory=dict)
     _of_node: dict[str, _Stream] = field(default_factory=dict)
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
+    _pacing: Pacing = field(default_factory=lambda: pacing_for(0))
 
     async def take(self, frames: Sequence[Frame]) -> None:
         """Handle frames of the ingest process in order; return once all is stored and answered."""
@@ -169,6 +172,16 @@ class AgentControl:
                 due.append(self._to_acknowledge.popleft()[1])
             self._acknowledge(due)
 
+    async def keep_pace(self) -> None:
+        """Send all agents their report interval when the fleet's size changes. Until cancelled."""
+        while True:
+            await asyncio.sleep(PACING_S)
+            pacing = pacing_for(len(self._of_node))
+            if pacing.differs_from(self._pacing):
+                self._pacing = pacing
+                message = control_pb2.AttachResponse(set_pacing=_pacing_message(pacing))
+                self._say(list(self._of_node.values()), "pacing", message, until_ms=0)
+
     @property
     def _sparse(self) -> float:
         """So many times less often than to the agent of a small fleet."""
@@ -183,6 +196,7 @@ class AgentControl:
                 protocol_version=reports.PROTOCOL_VERSION,
                 product_version=OUR_VERSION,
                 answer_within_s=self.leadership.answer_within_s,
+                pacing=_pacing_message(self._pacing),
             )
             told = control_pb2.AttachResponse(welcome=welcome)
             self._say([stream], "welcome", told, until_ms=0)
@@ -381,6 +395,12 @@ class AgentControl:
     def _end(self, stream: _Stream, code: grpc.StatusCode, why: str) -> None:
         stream.is_over = True
         self.say(ipc.frame(ipc.END, stream.number, code.value[0], why.encode()))
+
+
+def _pacing_message(pacing: Pacing) -> control_pb2.ReportPacing:
+    return control_pb2.ReportPacing(
+        report_interval_s=pacing.report_interval_s, reconnect_spread_s=pacing.reconnect_spread_s
+    )
 
 
 def report_in(data: bytes) -> NodeReport:

@@ -183,10 +183,12 @@ class Node:
 
 
 def agent_of(directory: Path) -> tuple[Agent, Node]:
-    """An agent that is not running, and its node."""
+    """An agent that is not running and reports each step at once, and its node."""
     node = Node(directory, 1)
     config = AgentConfig(ring_dir=str(node.rings), metrics_listen="", spool_batches=3)
-    return Agent(config), node
+    agent = Agent(config)
+    agent.pacer.interval_s = 0.0
+    return agent, node
 
 
 def step(number: int, rank: int = 0) -> StepRecord:

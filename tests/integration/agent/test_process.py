@@ -5,6 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports
 from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import Node, PaperController, play, step, until
+from support.ports import free_port
+
+DROPPED = "pacekeeper_agent_batches_dropped_total "
 
 
 def write_steps(writer: Ring, numbers: range) -> None:
@@ -65,25 +69,34 @@ def test_what_happens_while_the_controller_is_away_comes_later(tmp_path: Path) -
     play(tmp_path, body)
 
 
+def num_dropped(page: str) -> float:
+    """The agent's own count of dropped reports; 0 while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://{page}/metrics", timeout=10.0) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0.0
+    (line,) = (one for one in text.splitlines() if one.startswith(DROPPED))
+    return float(line.rpartition(" ")[2])
+
+
 def test_a_spool_that_is_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
     async def body(controller: PaperController, node: Node) -> None:
         await controller.stop()
         writer = node.ring()
-        await node.start(spool_batches=3)
-        reader = Path(writer.path or "")
-        assert reader.exists()
-        for number in range(8):
-            before = writer.heartbeat_mono_s()
-            await until(lambda: writer.heartbeat_mono_s() > before, "a look")  # noqa: B023
+        page = f"127.0.0.1:{free_port()}"
+        await node.start(spool_batches=3, metrics_listen=page)
+        number = 0
+        while not await asyncio.to_thread(num_dropped, page):
             writer.write(step(number))
-        before = writer.heartbeat_mono_s()
-        await until(lambda: writer.heartbeat_mono_s() > before, "a look")
+            number += 1
+            await asyncio.sleep(0.1)
         await controller.start()
-        await until(lambda: 7 in controller.steps, "the newest step")
+        await until(lambda: number - 1 in controller.steps, "the newest step")
         await until(lambda: controller.reports[-1].health.batches_dropped > 0, "the count of drops")
         steps = controller.steps
-        assert steps == list(range(steps[0], 8)), "what is left is the newest, in order"
-        assert steps[0] >= 5
+        assert steps == list(range(steps[0], number)), "what is left is the newest, in order"
+        assert steps[0] > 0
 
     play(tmp_path, body)
 
@@ -141,10 +154,11 @@ def test_a_report_the_controller_refuses_does_not_block_the_others(tmp_path: Pat
         controller.is_refused = has_step_13
         writer = node.ring()
         await node.start()
-        for number in (12, 13, 14):
-            before = writer.heartbeat_mono_s()
-            await until(lambda: writer.heartbeat_mono_s() > before, "a look")  # noqa: B023
-            writer.write(step(number))
+        writer.write(step(12))
+        await until(lambda: 12 in controller.steps, "the step before the refused one")
+        writer.write(step(13))
+        await until(lambda: len(controller.streams) == 2, "a stream after the refusal")
+        writer.write(step(14))
         await until(lambda: 14 in controller.steps, "the step after the refused one")
         await until(lambda: controller.reports[-1].health.batches_dropped, "its count")
         assert controller.steps == [12, 14]

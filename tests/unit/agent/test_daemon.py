@@ -7,6 +7,7 @@ import pytest
 from pacekeeper.agent import daemon
 from pacekeeper.agent.daemon import Agent
 from pacekeeper.agent.rings import collector
+from pacekeeper.agent.uplink import pacing
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import RankExitRecord
 from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
@@ -14,10 +15,13 @@ from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import Node, agent_of, step
 
 
-def test_reports_without_news_do_not_push_out_those_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(daemon, "REPORT_INTERVAL_S", 0.0)
+@pytest.fixture(autouse=True)
+def _reports_at_each_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "KEEPALIVE_S", 0.0)
+    monkeypatch.setattr(pacing, "MIN_GAP_S", 0.0)
+
+
+def test_reports_without_news_do_not_push_out_those_with(tmp_path: Path) -> None:
     agent, node = agent_of(tmp_path)
     node.ring().write(step(0))
     for _ in range(10):

@@ -47,6 +47,23 @@ def test_what_one_says_anew_is_told_of_all_at_once(changed: dict[str, Any]) -> N
     assert news.select((at(DEVICE, 12.0), at(OTHER, 12.0, **changed))) == ()
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_urgent"),
+    [
+        ({"is_lost": True}, True),
+        ({"clock_event_reasons": 0x40}, True),
+        ({"clock_event_reasons": 0x4}, False),  # a power cap comes and goes
+        ({"sm_clock_mhz": 1700.0}, False),
+        ({"health": replace(HEALTH, num_xids=2, xids=(31, 79))}, True),
+        ({}, False),
+    ],
+)
+def test_xids_throttling_and_loss_are_urgent(changed: dict[str, Any], is_urgent: bool) -> None:
+    news = SampleFilter()
+    news.select((at(DEVICE, 10.0, clock_event_reasons=0),))
+    assert news.is_urgent((at(DEVICE, 11.0, **changed),)) == is_urgent
+
+
 def test_a_device_that_is_new_is_told_at_once() -> None:
     news = SampleFilter()
     news.select((at(DEVICE, 10.0),))
@@ -77,7 +94,7 @@ def test_an_agent_tells_its_devices_once_and_how_many_they_are_always(tmp_path: 
     agent.uplink.is_connected = True
     reports = []
     for _ in range(2):
-        agent._reported_s = -10.0
+        agent.pacer.take(-10.0)  # its last report is long ago
         agent._poll()
         reports.append(agent.spool.next_unsent())
     assert [len(report.devices) for report in reports if report is not None] == [2, 0]
