@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     Agent *agents, probes[NUM_PROBES];
     int32_t num, step_every, device_every;
-    double period_s, lap_s, next_probe_s;
+    double period_s, spread_s, lap_s, next_probe_s;
     int32_t at, probe, poll; /* whose turn it is; the probe that is open, -1: none */
     int64_t probes_made;
     uint64_t random;
@@ -217,15 +217,18 @@ static void forget(Swarm *s, Agent *a) {
 
 static void lose(Swarm *s, Agent *a, double now_s) {
     if (a->state == AWAY) return;
-    if (a->state != WELCOME) (*(a->is_broken ? &s->counts.broken : &s->counts.refused))++;
+    int was_welcome = a->state == WELCOME;
+    if (!was_welcome) (*(a->is_broken ? &s->counts.broken : &s->counts.refused))++;
     forget(s, a);
     int number = index_of(s, a);
     if (number >= s->num) {
         s->probe = -1;
         return;
     }
-    try_at(s, number, now_s + uniform(s) * a->backoff_s);
-    a->backoff_s = a->backoff_s * 2 > BACKOFF_MAX_S ? BACKOFF_MAX_S : a->backoff_s * 2;
+    double most_s = s->spread_s / 3 > BACKOFF_MAX_S ? s->spread_s / 3 : BACKOFF_MAX_S;
+    double wait_s = was_welcome && s->spread_s > a->backoff_s ? s->spread_s : a->backoff_s;
+    try_at(s, number, now_s + uniform(s) * wait_s);
+    a->backoff_s = a->backoff_s * 2 > most_s ? most_s : a->backoff_s * 2;
 }
 
 static void write_out(Swarm *s, Agent *a, const uint8_t *data, int32_t size, double now_s) {
@@ -468,11 +471,12 @@ static void serve(Swarm *s, Agent *a, uint32_t events, double now_s) {
 
 /* --- what Python calls --- */
 
-Swarm *swarm_new(int port, int num, double period_s, int device_every, int step_every) {
+Swarm *swarm_new(int port, int num, double period_s, double spread_s, int device_every,
+                 int step_every) {
     Swarm *s = calloc(1, sizeof *s);
     s->agents = calloc(num, sizeof *s->agents);
     s->heap = calloc(num, sizeof *s->heap);
-    s->num = num, s->period_s = period_s, s->random = 88172645463325252ull + num;
+    s->num = num, s->period_s = period_s, s->spread_s = spread_s, s->random = 88172645463325252ull + num;
     s->device_every = device_every, s->step_every = step_every;
     s->address.sin_family = AF_INET, s->address.sin_port = htons(port);
     s->address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

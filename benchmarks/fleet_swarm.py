@@ -49,7 +49,11 @@ def library(folder: Path, *, has_tls: bool = False) -> ctypes.CDLL:
     subprocess.run([*command, *(_TLS if has_tls else ())], check=True)
     found = ctypes.CDLL(str(built))
     found.swarm_new.restype = ctypes.c_void_p
-    found.swarm_new.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double, *[ctypes.c_int] * 2)
+    found.swarm_new.argtypes = (
+        *[ctypes.c_int] * 2,
+        *[ctypes.c_double] * 2,
+        *[ctypes.c_int] * 2,
+    )
     found.swarm_counts.restype = ctypes.POINTER(Counts)
     found.swarm_num_waiting.restype = ctypes.c_int64
     for name in ("counts", "drop_all", "num_waiting", "mark", "num_behind", "close"):
@@ -70,10 +74,32 @@ class FleetSwarm:
     """Agents `node-00000` and on, of jobs of so many nodes each. Not for more than one thread."""
 
     def __init__(
-        self, built: ctypes.CDLL, port: int, num_agents: int, *, nodes_per_job: int, step_every: int
+        self,
+        built: ctypes.CDLL,
+        port: int,
+        num_agents: int,
+        *,
+        nodes_per_job: int,
+        step_every: int,
+        interval_s: float = 1.0,
+        spread_s: float = 0.0,
     ) -> None:
+        """Make the agents; none is connected yet.
+
+        Args:
+            built: The program, see `library`.
+            port: The controller's, on loopback.
+            num_agents: Number of agents.
+            nodes_per_job: Agents of one job.
+            step_every: Reports between two steps.
+            interval_s: Seconds between two reports of one agent.
+            spread_s: Seconds over which agents come back after a lost stream.
+        """
         self._c, self.num_agents = built, num_agents
-        self._swarm = built.swarm_new(port, num_agents, 1.0, DEVICE_PERIOD, step_every)
+        device_every = max(1, round(DEVICE_PERIOD / interval_s))
+        self._swarm = built.swarm_new(
+            port, num_agents, interval_s, spread_s, device_every, step_every
+        )
         self.counts: Counts = built.swarm_counts(self._swarm).contents
         first = opening(METHOD, f"127.0.0.1:{port}")
         built.swarm_open_with(self._swarm, first, len(first))

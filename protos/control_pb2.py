@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from pacekeeper.protos import telemetry_pb2 as pacekeeper_dot_v1_dot_telemetry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpacekeeper/v1/control.proto\x12\rpacekeeper.v1\x1a\x1dpacekeeper/v1/telemetry.proto\"\x87\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x17\n\x0fproduct_version\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x19\n\x11\x61gent_incarnation\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x14\n\x0chighest_term\x18\x06 \x01(\x04\"n\n\rAttachRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.pacekeeper.v1.HelloH\x00\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x19.pacekeeper.v1.NodeReportH\x00\x42\t\n\x07message\"D\n\x12ReportRequestParts\x12.\n\x06report\x18\x02 \x01(\x0b\x32\x1e.pacekeeper.v1.NodeReportParts\"\x82\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x17\n\x0fproduct_version\x18\x02 \x01(\t\x12\x17\n\x0f\x61nswer_within_s\x18\x03 \x01(\x01\x12+\n\x06pacing\x18\x04 \x01(\x0b\x32\x1b.pacekeeper.v1.ReportPacing\"E\n\x0cReportPacing\x12\x19\n\x11report_interval_s\x18\x01 \x01(\x01\x12\x1a\n\x12reconnect_spread_s\x18\x02 \x01(\x01\"\x1f\n\x0b\x41\x63knowledge\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"z\n\tOfferPlan\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x17\n\x0f\x62\x61se_generation\x18\x03 \x01(\r\x12\x13\n\x0blayout_json\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0e\n\x06run_id\x18\x06 \x01(\x04\":\n\x0cNotifyDeaths\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\";\n\x0cRequestProbe\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\"9\n\x0bSetSuspects\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\";\n\rRequestStacks\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\"\xc2\x03\n\x0e\x41ttachResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.pacekeeper.v1.WelcomeH\x00\x12\x31\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x1a.pacekeeper.v1.AcknowledgeH\x00\x12.\n\noffer_plan\x18\x03 \x01(\x0b\x32\x18.pacekeeper.v1.OfferPlanH\x00\x12\x34\n\rnotify_deaths\x18\x04 \x01(\x0b\x32\x1b.pacekeeper.v1.NotifyDeathsH\x00\x12\x34\n\rrequest_probe\x18\x05 \x01(\x0b\x32\x1b.pacekeeper.v1.RequestProbeH\x00\x12\x32\n\x0cset_suspects\x18\x06 \x01(\x0b\x32\x1a.pacekeeper.v1.SetSuspectsH\x00\x12\x36\n\x0erequest_stacks\x18\x08 \x01(\x0b\x32\x1c.pacekeeper.v1.RequestStacksH\x00\x12\x31\n\nset_pacing\x18\t \x01(\x0b\x32\x1b.pacekeeper.v1.ReportPacingH\x00\x12\x0c\n\x04term\x18\x07 \x01(\x04\x42\t\n\x07message2`\n\x13\x41gentControlService\x12I\n\x06\x41ttach\x12\x1c.pacekeeper.v1.AttachRequest\x1a\x1d.pacekeeper.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpacekeeper/v1/control.proto\x12\rpacekeeper.v1\x1a\x1dpacekeeper/v1/telemetry.proto\"\x87\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x17\n\x0fproduct_version\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x19\n\x11\x61gent_incarnation\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x14\n\x0chighest_term\x18\x06 \x01(\x04\"n\n\rAttachRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.pacekeeper.v1.HelloH\x00\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x19.pacekeeper.v1.NodeReportH\x00\x42\t\n\x07message\"D\n\x12ReportRequestParts\x12.\n\x06report\x18\x02 \x01(\x0b\x32\x1e.pacekeeper.v1.NodeReportParts\"\x82\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x17\n\x0fproduct_version\x18\x02 \x01(\t\x12\x17\n\x0f\x61nswer_within_s\x18\x03 \x01(\x01\x12+\n\x06pacing\x18\x04 \x01(\x0b\x32\x1b.pacekeeper.v1.ReportPacing\"E\n\x0cReportPacing\x12\x19\n\x11report_interval_s\x18\x01 \x01(\x01\x12\x1a\n\x12reconnect_spread_s\x18\x02 \x01(\x01\"\x1f\n\x0b\x41\x63knowledge\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"z\n\tOfferPlan\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x17\n\x0f\x62\x61se_generation\x18\x03 \x01(\r\x12\x13\n\x0blayout_json\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0e\n\x06run_id\x18\x06 \x01(\x04\"$\n\x12\x46\x65tchLayoutRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\"*\n\x13\x46\x65tchLayoutResponse\x12\x13\n\x0blayout_json\x18\x01 \x01(\x0c\":\n\x0cNotifyDeaths\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\";\n\x0cRequestProbe\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\"9\n\x0bSetSuspects\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\";\n\rRequestStacks\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x04\"\xc2\x03\n\x0e\x41ttachResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.pacekeeper.v1.WelcomeH\x00\x12\x31\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x1a.pacekeeper.v1.AcknowledgeH\x00\x12.\n\noffer_plan\x18\x03 \x01(\x0b\x32\x18.pacekeeper.v1.OfferPlanH\x00\x12\x34\n\rnotify_deaths\x18\x04 \x01(\x0b\x32\x1b.pacekeeper.v1.NotifyDeathsH\x00\x12\x34\n\rrequest_probe\x18\x05 \x01(\x0b\x32\x1b.pacekeeper.v1.RequestProbeH\x00\x12\x32\n\x0cset_suspects\x18\x06 \x01(\x0b\x32\x1a.pacekeeper.v1.SetSuspectsH\x00\x12\x36\n\x0erequest_stacks\x18\x08 \x01(\x0b\x32\x1c.pacekeeper.v1.RequestStacksH\x00\x12\x31\n\nset_pacing\x18\t \x01(\x0b\x32\x1b.pacekeeper.v1.ReportPacingH\x00\x12\x0c\n\x04term\x18\x07 \x01(\x04\x42\t\n\x07message2\xb6\x01\n\x13\x41gentControlService\x12I\n\x06\x41ttach\x12\x1c.pacekeeper.v1.AttachRequest\x1a\x1d.pacekeeper.v1.AttachResponse(\x01\x30\x01\x12T\n\x0b\x46\x65tchLayout\x12!.pacekeeper.v1.FetchLayoutRequest\x1a\".pacekeeper.v1.FetchLayoutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,16 +47,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKNOWLEDGE']._serialized_end=632
   _globals['_OFFERPLAN']._serialized_start=634
   _globals['_OFFERPLAN']._serialized_end=756
-  _globals['_NOTIFYDEATHS']._serialized_start=758
-  _globals['_NOTIFYDEATHS']._serialized_end=816
-  _globals['_REQUESTPROBE']._serialized_start=818
-  _globals['_REQUESTPROBE']._serialized_end=877
-  _globals['_SETSUSPECTS']._serialized_start=879
-  _globals['_SETSUSPECTS']._serialized_end=936
-  _globals['_REQUESTSTACKS']._serialized_start=938
-  _globals['_REQUESTSTACKS']._serialized_end=997
-  _globals['_ATTACHRESPONSE']._serialized_start=1000
-  _globals['_ATTACHRESPONSE']._serialized_end=1450
-  _globals['_AGENTCONTROLSERVICE']._serialized_start=1452
-  _globals['_AGENTCONTROLSERVICE']._serialized_end=1548
+  _globals['_FETCHLAYOUTREQUEST']._serialized_start=758
+  _globals['_FETCHLAYOUTREQUEST']._serialized_end=794
+  _globals['_FETCHLAYOUTRESPONSE']._serialized_start=796
+  _globals['_FETCHLAYOUTRESPONSE']._serialized_end=838
+  _globals['_NOTIFYDEATHS']._serialized_start=840
+  _globals['_NOTIFYDEATHS']._serialized_end=898
+  _globals['_REQUESTPROBE']._serialized_start=900
+  _globals['_REQUESTPROBE']._serialized_end=959
+  _globals['_SETSUSPECTS']._serialized_start=961
+  _globals['_SETSUSPECTS']._serialized_end=1018
+  _globals['_REQUESTSTACKS']._serialized_start=1020
+  _globals['_REQUESTSTACKS']._serialized_end=1079
+  _globals['_ATTACHRESPONSE']._serialized_start=1082
+  _globals['_ATTACHRESPONSE']._serialized_end=1532
+  _globals['_AGENTCONTROLSERVICE']._serialized_start=1535
+  _globals['_AGENTCONTROLSERVICE']._serialized_end=1717
 # @@protoc_insertion_point(module_scope)

@@ -79,6 +79,18 @@ class OfferPlan(_message.Message):
     run_id: int
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., run_id: _Optional[int] = ...) -> None: ...
 
+class FetchLayoutRequest(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    def __init__(self, sha256: _Optional[bytes] = ...) -> None: ...
+
+class FetchLayoutResponse(_message.Message):
+    __slots__ = ("layout_json",)
+    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    layout_json: bytes
+    def __init__(self, layout_json: _Optional[bytes] = ...) -> None: ...
+
 class NotifyDeaths(_message.Message):
     __slots__ = ("job", "ranks", "run_id")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class AgentControlServiceStub(object):
                 request_serializer=pacekeeper_dot_v1_dot_control__pb2.AttachRequest.SerializeToString,
                 response_deserializer=pacekeeper_dot_v1_dot_control__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.FetchLayout = channel.unary_unary(
+                '/pacekeeper.v1.AgentControlService/FetchLayout',
+                request_serializer=pacekeeper_dot_v1_dot_control__pb2.FetchLayoutRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_control__pb2.FetchLayoutResponse.FromString,
+                _registered_method=True)
 
 
 class AgentControlServiceServicer(object):
@@ -54,6 +59,14 @@ class AgentControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchLayout(self, request, context):
+        """The layout of an offer that is too large for the stream. Use the connection of the stream.
+        Errors: NOT_FOUND (no offer has this digest now: the offer is repeated while it holds).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_AgentControlServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=pacekeeper_dot_v1_dot_control__pb2.AttachRequest.FromString,
                     response_serializer=pacekeeper_dot_v1_dot_control__pb2.AttachResponse.SerializeToString,
+            ),
+            'FetchLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchLayout,
+                    request_deserializer=pacekeeper_dot_v1_dot_control__pb2.FetchLayoutRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_control__pb2.FetchLayoutResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class AgentControlService(object):
             '/pacekeeper.v1.AgentControlService/Attach',
             pacekeeper_dot_v1_dot_control__pb2.AttachRequest.SerializeToString,
             pacekeeper_dot_v1_dot_control__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.AgentControlService/FetchLayout',
+            pacekeeper_dot_v1_dot_control__pb2.FetchLayoutRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_control__pb2.FetchLayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ import ssl
 import stat
 import threading
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -94,9 +94,8 @@ class ServerContexts:
     logged, and the context of before stays in use.
     """
 
-    def __init__(self, tls: TlsConfig, *, protocols: Sequence[str] = ()) -> None:
-        """Read the files. `protocols`: offered by ALPN. Raises as `check_client`."""
-        self._protocols = tuple(protocols)
+    def __init__(self, tls: TlsConfig) -> None:
+        """Read the files. Raises as `check_client`."""
         self._files = _ReloadedFiles(tls, self._context)
 
     def now(self) -> ssl.SSLContext:
@@ -116,8 +115,6 @@ class ServerContexts:
 
     def _context(self, tls: TlsConfig) -> ssl.SSLContext:
         context = server_context(tls)
-        if self._protocols:
-            context.set_alpn_protocols(self._protocols)
         # No session resumption: a client's certificate is checked at each connection.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0

@@ -47,8 +47,9 @@ class ReportPacer:
     _pending: dict[_Run, RingBatch] = field(default_factory=dict)
     _num_records: int = 0
     _open: dict[_Run, "_OpenStep"] = field(default_factory=dict)
+    _standing: dict[_Run, set[int]] = field(default_factory=dict)  # ranks reported to stand still
     _slow: "SlowRanks" = field(default_factory=lambda: SlowRanks())
-    _has_step: bool = False  # a step that is over on this node waits
+    _has_step: bool = False  # a step that is over on this node, or a standstill, waits
     _is_urgent: bool = False
     _sent_s: float = -math.inf
     _step_sent_s: float = -math.inf
@@ -80,13 +81,16 @@ class ReportPacer:
             known = self._pending.get(run)
             self._pending[run] = batch if known is None else _joined(known, batch)
             self._num_records += len(batch.records)
-            is_news = bool(batch.attached or batch.layouts)
+            is_news = bool(batch.attached or batch.layouts or batch.stacks)
+            is_news = self._note_standstills(run, batch) or is_news
             is_urgent = is_news or any(isinstance(record, _URGENT) for record in batch.records)
             is_slow = self._slow.add(run, batch.records, now_s)
             self._is_urgent = self._is_urgent or is_urgent or is_slow
             self._note_steps(run, batch, frozenset(pids.get(batch.job, ())), now_s)
         for run in [run for run in self._open if run[0] not in pids]:
             del self._open[run]
+        for run in [run for run in self._standing if run[0] not in pids]:
+            del self._standing[run]
         self._slow.keep(pids)
 
     def is_due(self, now_s: float, *, is_urgent: bool = False, is_connected: bool = True) -> bool:
@@ -120,6 +124,20 @@ class ReportPacer:
         self._has_step = self._is_urgent = False
         self._sent_s = now_s
         return batches
+
+    def _note_standstills(self, run: _Run, batch: RingBatch) -> bool:
+        """Whether a rank has begun to stand still or moves again; a repetition is routine."""
+        standing, is_news = self._standing.setdefault(run, set()), False
+        for phase in batch.phases:
+            if phase.is_standing and phase.rank in standing:
+                self._has_step = True
+                continue
+            is_news = True
+            if phase.is_standing:
+                standing.add(phase.rank)
+            else:
+                standing.discard(phase.rank)
+        return is_news
 
     def _note_steps(self, run: _Run, batch: RingBatch, ranks: frozenset[int], now_s: float) -> None:
         for record in batch.records:
@@ -214,4 +232,6 @@ def _joined(one: RingBatch, more: RingBatch) -> RingBatch:
         attached=one.attached + more.attached,
         records=one.records + more.records,
         layouts=one.layouts + more.layouts,
+        phases=tuple({phase.rank: phase for phase in (*one.phases, *more.phases)}.values()),
+        stacks=one.stacks + more.stacks,
     )

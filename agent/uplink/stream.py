@@ -10,6 +10,7 @@ replaced while the agent runs.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 from collections.abc import Callable
@@ -35,6 +36,8 @@ STABLE_S = 5.0  # a connection that lasted this long resets the back-off
 # the time doubles, MAX_DOUBLINGS times at most, so that a frozen one does not delay the change to
 # the leader.
 WELCOME_TIMEOUT_S, SILENT_TRIES, MAX_DOUBLINGS = 1.0, 3, 3
+MAX_FETCHES = 16  # offers that wait for their layouts
+FETCH_WITHIN_S = 60.0  # for a layout that is too large for the stream
 MAX_SEARCH_BACKOFF_S = 1.0  # back-off between several addresses, one of which will lead soon
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class Uplink:
     _address_index: int = 0  # index into `addresses`
     _promised_answer_s: float = 0.0  # from the Welcome; 0: not set
     _num_silent: int = 0  # consecutive connections without any message
+    _is_asked_back: bool = False  # the controller ended the stream in peace, this one only
     _spread_s: float = 0.0  # over which the fleet is to reconnect, as the controller sent it
 
     @property
@@ -103,8 +107,8 @@ class Uplink:
             failure = await self._connect()
             if self._finishing.is_set():
                 return
-            was_connected = self._welcomed.is_set()
-            if was_connected:
+            is_welcome = self._welcomed.is_set()
+            if is_welcome:
                 reason = ""
                 if loop.time() - began_s > STABLE_S:
                     backoff_s = FIRST_BACKOFF_S
@@ -115,8 +119,9 @@ class Uplink:
                 reason = failure
             self._address_index = (self._address_index + 1) % len(self.addresses)
             with contextlib.suppress(TimeoutError):
+                is_lost = is_welcome and not self._is_asked_back
                 bound_s = reconnect_bound_s(
-                    backoff_s, self._spread_s, longest_s, was_connected=was_connected
+                    backoff_s, self._spread_s, longest_s, was_connected=is_lost
                 )
                 async with asyncio.timeout(random.uniform(0.0, bound_s)):
                     await self._finishing.wait()
@@ -126,6 +131,7 @@ class Uplink:
     async def _connect(self) -> str:
         """One connection, from its opening to its end; returns why it ended."""
         self._welcomed.clear()
+        self._is_asked_back = False
         self._promised_answer_s = 0.0
         self._last_answer_s = asyncio.get_running_loop().time()
         try:
@@ -133,18 +139,26 @@ class Uplink:
             channel = secure.aio_channel(self.address, self.tls)
         except (ConfigError, HostError) as error:
             return str(error)
-        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach(metadata=metadata)
+        stub = control_pb2_grpc.AgentControlServiceStub(channel)
+        call = stub.Attach(metadata=metadata)
+        fetched: asyncio.Queue[control_pb2.AttachResponse] = asyncio.Queue(MAX_FETCHES)
         # Tasks of this connection only: a surviving sender would consume reports of the next.
         tasks = (
             asyncio.create_task(self._send(call)),
             asyncio.create_task(self._cancel_when_silent(call)),
+            asyncio.create_task(self._fetch_layouts(stub, metadata, fetched)),
         )
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._last_answer_s = asyncio.get_running_loop().time()
                 if not self.fencing.accept(message.term):
                     return f"its term {message.term} is before term {self.fencing.highest}"
-                self._handle(message)
+                if message.HasField("offer_plan") and not message.offer_plan.layout_json:
+                    with contextlib.suppress(asyncio.QueueFull):  # it is offered again
+                        fetched.put_nowait(message)
+                else:
+                    self._handle(message)
+            self._is_asked_back = True
             return "the controller closed the stream"
         except asyncio.CancelledError:
             # Raised by the watchdog's call.cancel() as well as by a cancellation of this task.
@@ -208,6 +222,45 @@ class Uplink:
                 await self._wake.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the stream has ended; the reading side has the reason
+
+    async def _fetch_layouts(
+        self,
+        stub: "control_pb2_grpc.AgentControlServiceStub",
+        metadata: secure.Metadata,
+        offers: "asyncio.Queue[control_pb2.AttachResponse]",
+    ) -> None:
+        """Complete offers whose layout was too large for the stream; a failed one is repeated."""
+        newest = control_pb2.OfferPlan()  # the last one fetched: offers are repeated
+        while True:
+            message = await offers.get()
+            offer = message.offer_plan
+            if offer.sha256 != newest.sha256:
+                request = control_pb2.FetchLayoutRequest(sha256=offer.sha256)
+                try:
+                    response = await stub.FetchLayout(
+                        request, metadata=metadata, timeout=FETCH_WITHIN_S
+                    )
+                except grpc.aio.AioRpcError as error:
+                    _log.warning(
+                        "layout of job=%s generation=%d not fetched: %s",
+                        offer.job,
+                        offer.generation,
+                        error.details(),
+                    )
+                    continue
+                if hashlib.sha256(response.layout_json).digest() != offer.sha256:
+                    _log.error(
+                        "layout of job=%s generation=%d ignored: its digest is another",
+                        offer.job,
+                        offer.generation,
+                    )
+                    continue
+                newest = control_pb2.OfferPlan(
+                    sha256=offer.sha256, layout_json=response.layout_json
+                )
+            offer.layout_json = newest.layout_json
+            if message.term == self.fencing.highest:
+                self.on_command(message)
 
     def _handle(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):

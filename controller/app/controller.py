@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc.aio
@@ -33,8 +33,9 @@ from pacekeeper.controller.api.web.start import build_web_server
 from pacekeeper.controller.app.effects import CommandExecutor, Planner
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.ingest.fronts import Fronts
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
-from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
+from pacekeeper.controller.ingest.supervisor import PortTakenError
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import merge_reports
 from pacekeeper.controller.observability.event_loop_lag import run_heartbeat
@@ -131,7 +132,7 @@ class Controller:
         self.metrics = metrics or ControllerMetrics.of(config)
         self.metrics.begin_after(self.state.next_incident_id - 1)
         self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
-        self.ingest: IngestSupervisor | None = None
+        self.ingest: Fronts | None = None
         self.agents = AgentControl(
             put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
@@ -240,15 +241,15 @@ class Controller:
         await server.start()
         return server, address
 
-    async def _open_ingest(self, inner: str) -> IngestSupervisor:
-        """Start the ingest process, which forwards other calls to `inner`."""
+    async def _open_ingest(self, inner: str) -> Fronts:
+        """Start the ingest processes, which forward other calls to `inner`."""
         listen = join_address(*self._address)
-        self.ingest = ingest = IngestSupervisor(
+        self.ingest = ingest = Fronts(
             self.listener_setup.settings(listen, inner),
+            count=self.config.fronts,
             on_frames=self.agents.take,
             on_gone=self._lose_agents,
             on_restart=self.metrics.ingest_restarts.inc,
-            on_handshake_failed=self.listener_setup.count_handshake_failure,
         )
         try:
             await ingest.start()
@@ -266,13 +267,13 @@ class Controller:
             await self._thread.run(self.store.close)
             self._thread.close()
 
-    async def _lose_agents(self) -> None:
-        """Detach all nodes: their streams ended with the ingest process."""
-        if events := self.agents.gone():
+    async def _lose_agents(self, is_lost: Callable[[int], bool]) -> None:
+        """Detach the nodes of these streams, which ended with their ingest process."""
+        if events := self.agents.gone(is_lost):
             await self._put_all(events)
 
     async def _drain(
-        self, server: grpc.aio.Server, ingest: IngestSupervisor, tasks: Sequence[asyncio.Task[None]]
+        self, server: grpc.aio.Server, ingest: Fronts, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
         """Shut down: report NOT_SERVING, end streams, process what arrived before, stop."""
         await self._health.enter_graceful_shutdown()
@@ -312,7 +313,6 @@ class Controller:
             await self._thread.run(self.history.on_tick, self.state)
             used_bytes, log_bytes = self.history.store_bytes
             self.metrics.set_store_size(used_bytes, log_bytes)
-            self.listener_setup.audit_handshake_failures()
 
     async def _consume(self) -> None:
         """Process the inbox; the only caller of the state machine, so no lock is needed."""

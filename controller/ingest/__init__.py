@@ -1,6 +1,8 @@
-"""Receives agents' reports in a process of its own and passes them on as packed frames.
+"""Receives agents' reports in processes of their own and passes them on as packed frames.
 
-In: agents' gRPC streams (`worker`, the ingest process, by `http2`). Out: events for the state
-machine (`agent_service`, in the controller). `ipc` frames the bytes between the two processes,
-`supervisor` starts and restarts the ingest process.
+In: agents' gRPC streams (`worker`, the ingest process, with `agent_stream`). Out: events for the
+state machine (`agent_service`, in the controller). `ipc` frames the bytes between the processes,
+`supervisor` starts and restarts one ingest process, `fronts` holds them all. `proxy` forwards calls
+that are no agent's; `runtime_dir` is where their socket lies. `report_pacing` is how often agents
+report.
 """

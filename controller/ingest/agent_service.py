@@ -144,14 +144,18 @@ class AgentControl:
             return
         self._answer(outcome)
 
-    def gone(self) -> list[Event]:
-        """The ingest process is gone, and all streams with it: the events of that."""
+    def gone(self, is_of: Callable[[int], bool] = lambda number: True) -> list[Event]:
+        """Forget the streams of an ingest process that is gone.
+
+        Args:
+            is_of: Selects its streams by number.
+
+        Returns:
+            The events of their nodes.
+        """
         events: list[Event] = []
-        for stream in self._streams.values():
-            self._leave(stream, events)
-        self._streams.clear()
-        self._of_node.clear()
-        self._to_acknowledge.clear()
+        for number in [number for number in self._streams if is_of(number)]:
+            self._leave(self._streams.pop(number), events)
         return events
 
     def send(
@@ -354,7 +358,7 @@ class AgentControl:
     def _acknowledge(self, streams: Sequence[_Stream]) -> None:
         pairs = []
         for stream in streams:
-            if stream.unacknowledged and stream.number in self._streams:
+            if stream.unacknowledged and self._streams.get(stream.number) is stream:
                 pairs.append((stream.number, stream.handled))
             stream.unacknowledged = 0
         if not pairs:

@@ -20,7 +20,6 @@ REPORT = 3  # number: its sequence; the bytes are those of the AttachRequest
 FINISHED = 4  # the agent will send no more
 MALFORMED = 5  # what came is no report, and why
 CLOSED = 6
-HANDSHAKE_FAILED = 7  # of a connection: no certificate, or an invalid one; or a port probe
 ALIVE = 8
 # To the ingest process.
 SERVE = 16  # the bytes: how

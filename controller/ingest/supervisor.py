@@ -49,12 +49,11 @@ class IngestSupervisor:
         on_frames: Callable[[Sequence[Frame]], Awaitable[None]],
         on_gone: Callable[[], Awaitable[None]],
         on_restart: Callable[[], None],
-        on_handshake_failed: Callable[[], None],
     ) -> None:
         """`settings`: see `worker.serve`."""
         self._settings = dict(settings)
         self._on_frames, self._on_gone = on_frames, on_gone
-        self._on_restart, self._on_handshake_failed = on_restart, on_handshake_failed
+        self._on_restart = on_restart
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -222,9 +221,7 @@ class IngestSupervisor:
             self._alive_s = time.monotonic()
             frames = []
             for frame in self._frames.feed(data):
-                if frame[0] == ipc.HANDSHAKE_FAILED:
-                    self._on_handshake_failed()
-                elif frame[0] != ipc.ALIVE:
+                if frame[0] != ipc.ALIVE:
                     frames.append(frame)
                     self._num_streams += (frame[0] == ipc.OPENED) - (frame[0] == ipc.CLOSED)
             if frames:

@@ -1,8 +1,8 @@
-"""The ingest process: a process that ends the streams of agents, and decides nothing.
+"""The ingest process: serves agents' streams over gRPC and decides nothing.
 
-It takes reports in and hands their bytes on, packed, over one socket to the controller that started
-it; what comes back it sends. A controller that is busy reads no more, then neither does the
-ingest process, and reports stay with their agents. It lives as long as that socket.
+It passes the bytes of reports on, packed, over one socket to the controller that started it, and
+sends what comes back. A controller that is busy does not read; then the ingest process does not
+either, and reports stay with their agents. It ends with that socket. Other calls it forwards.
 """
 
 import asyncio
@@ -13,35 +13,32 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from pacekeeper.controller.api.auth.rate_limit import Limit, charge, full_bucket, report_cost
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.http2.agent_stream import AgentConnection, ConnectionConfig
-from pacekeeper.controller.ingest.http2.batching_selector import CoalescingSelector
-from pacekeeper.controller.ingest.http2.listener import hold_little, listening
-from pacekeeper.controller.ingest.http2.proxy import SocketProxy, relaying
-from pacekeeper.controller.ingest.http2.send_queue import SendBuffer
-from pacekeeper.controller.ingest.runtime_dir import no_folder
+from pacekeeper.controller.ingest.agent_stream import AgentHandler, AgentStream, LayoutStore
+from pacekeeper.controller.ingest.proxy import GrpcProxy
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos import tls as secure
+from pacekeeper.protos.convert import reports
 
 FLUSH_S = 0.005  # what comes within so long is handed on together
 UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
 READ_BYTES = 1 << 18
-REST_S, REST_S_PER_STREAM = 0.005, 5e-7
 COMMAND_BYTES = 64 << 20
-WAITING_BYTES = 256 << 20  # of all that is to be told to agents, each message once
+ON_STREAM_BYTES = 64 << 10  # an offer beyond it is sent without its layout, which is fetched
+MAX_NUMBER = 0xFFFF0000  # of streams, in 32 bits
+ACK_KEY = b"acknowledge"  # a newer acknowledgement replaces one that waits
+DRAIN_S = 2.0
 GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
 _log = logging.getLogger(__name__)
 
@@ -82,118 +79,103 @@ class ControllerLink:
 
 
 class IngestWorker:
-    """All agents' streams."""
+    """All agents' streams of one ingest process.
+
+    Args:
+        out: The line to the controller.
+        reports: Rate limit of reports on one stream.
+        first_number: Number of the first stream; those of `step` ingest processes never collide.
+        step: Number of ingest processes.
+    """
 
     def __init__(
-        self, out: ControllerLink, *, reports: Limit, looks: CoalescingSelector | None = None
+        self, out: ControllerLink, *, reports: Limit, first_number: int = 1, step: int = 1
     ) -> None:
-        self._out, self._reports, self._looks = out, reports, looks
-        self._streams: dict[int, AgentConnection] = {}
-        self._shelf, self._is_full = SendBuffer(WAITING_BYTES), False
-        self._newest = 0
-        self.socket_proxy: SocketProxy | None = None
-        self._waiting: list[AgentConnection] = []  # for room on the line
-        self._making_room: asyncio.Task[None] | None = None
+        self._out, self._reports = out, reports
+        self._next, self._first, self._step = first_number, first_number, step
+        self._streams: dict[int, AgentStream] = {}
+        self.layouts = LayoutStore()
 
-    def opened(self, lane: AgentConnection, first: bytes) -> None:
-        """One agent's stream begins: the controller answers, and ends it."""
-        self._newest = lane.number = self._newest % 0xFFFFFFFF + 1
-        lane.bucket = full_bucket(self._reports, time.monotonic())
-        self._streams[lane.number] = lane
-        self._rest()
-        shown = lane.shown().to_bytes()
-        self._out.put(ipc.OPENED, lane.number, data=ipc.join_header(shown, first))
+    def opened(self, stream: AgentStream, first: bytes) -> None:
+        """Announce a stream: the controller welcomes the agent or ends the stream."""
+        stream.number = self._next
+        self._next += self._step
+        if self._next > MAX_NUMBER:
+            self._next = self._first
+        stream.bucket = full_bucket(self._reports, time.monotonic())
+        self._streams[stream.number] = stream
+        shown = stream.identity().to_bytes()
+        self._out.put(ipc.OPENED, stream.number, data=ipc.join_header(shown, first))
 
-    def reported(self, lane: AgentConnection, data: bytes) -> float | None:
-        """A report, as fast as the agent may send them; None: until there is room for more."""
+    def reported(self, stream: AgentStream, data: bytes) -> float | None:
+        """Pass a report on. Returns seconds until the next may be read; None: read no more."""
         try:
             sequence = sequence_of(data)
         except ValueError as error:
-            self._out.put(ipc.MALFORMED, lane.number, data=str(error).encode())
-            lane.is_deaf = True  # the controller ends it
-            return 0.0
+            self._out.put(ipc.MALFORMED, stream.number, data=str(error).encode())
+            return None
+        assert stream.bucket is not None, "the stream is open"
         cost = report_cost(len(data))
-        lane.bucket, wait_s = charge(lane.bucket, self._reports, time.monotonic(), cost)
-        self._out.put(ipc.REPORT, lane.number, sequence, data)
-        if not self._out.is_full:
-            return wait_s
-        self._waiting.append(lane)
-        if self._making_room is None:
-            self._making_room = asyncio.get_running_loop().create_task(self._make_room())
-        return None
+        stream.bucket, wait_s = charge(stream.bucket, self._reports, time.monotonic(), cost)
+        self._out.put(ipc.REPORT, stream.number, sequence, data)
+        return wait_s
 
-    async def _make_room(self) -> None:
-        await self._out.ready()
-        self._making_room = None
-        waiting, self._waiting = self._waiting, []
-        for lane in waiting:
-            lane.go_on()
+    async def ready(self) -> None:
+        """Wait while the controller does not keep up: what is not read stays with the agents."""
+        while self._out.is_full:
+            await self._out.ready()
 
-    def finished(self, lane: AgentConnection) -> None:
+    def finished(self, stream: AgentStream) -> None:
         """The agent will send no more."""
-        self._out.put(ipc.FINISHED, lane.number)
+        self._out.put(ipc.FINISHED, stream.number)
 
-    def closed(self, lane: AgentConnection) -> None:
+    def closed(self, stream: AgentStream) -> None:
         """The stream is over."""
-        del self._streams[lane.number]
-        self._rest()
-        self._out.put(ipc.CLOSED, lane.number)
-
-    def handshake_failed(self) -> None:
-        """Report a failed TLS handshake, which the controller audits."""
-        self._out.put(ipc.HANDSHAKE_FAILED)
-
-    def _rest(self) -> None:
-        if self._looks is not None:
-            self._looks.rest_s = min(REST_S, REST_S_PER_STREAM * len(self._streams))
+        if self._streams.pop(stream.number, None) is not None:
+            self._out.put(ipc.CLOSED, stream.number)
 
     def handle_frame(self, kind: int, number: int, value: int, data: bytes) -> None:
-        """One frame of the controller. Raises ValueError for what it can not have said, and
-        HostError where calls that are no agent's can not be handed on any more.
-        """
+        """Handle one frame of the controller. Raises ValueError for an impossible one."""
         match kind:
             case ipc.SEND:
                 numbers, key, message = ipc.decode_send(data)
-                self._send(numbers, key, message, value)
+                message = self._without_layout(message)
+                for one in numbers:
+                    if (stream := self._streams.get(one)) is not None:
+                        stream.send(key, message, value)
             case ipc.ACKNOWLEDGE:
                 self._acknowledge(data)
             case ipc.END:
-                if (lane := self._streams.get(number)) is not None:
-                    lane.end(value, data.decode())
+                if (stream := self._streams.get(number)) is not None:
+                    stream.end(value, data.decode())
             case ipc.PING:
-                if self.socket_proxy is not None and not self.socket_proxy.is_open:
-                    raise no_folder(
-                        "the ingest process's own socket is gone: something takes files away"
-                    )
                 self._out.put(ipc.ALIVE)
             case _:
                 raise ValueError(f"a frame of kind {kind} from the controller")
 
-    def _send(self, numbers: Sequence[int], key: bytes, message: bytes, until_ms: int) -> None:
-        """To these streams, if there is room until the slowest has read it."""
-        shared = self._shelf.put(message)
-        if (shared is None) != self._is_full:
-            self._is_full = shared is None
-            held = f"{self._shelf.held_bytes} bytes wait for agents that read slowly"
-            _log.warning("%s: %s", held, "large messages are left out" if self._is_full else "room")
-        if shared is None:
-            return
-        for one in numbers:
-            if (lane := self._streams.get(one)) is not None:
-                lane.tell(key, shared, until_ms)
+    def _without_layout(self, message: bytes) -> bytes:
+        """The message; of an offer with a large layout the offer without it, to be fetched."""
+        if len(message) <= ON_STREAM_BYTES:
+            return message
+        response = control_pb2.AttachResponse.FromString(message)
+        if response.WhichOneof("message") != "offer_plan":
+            return message
+        self.layouts.keep(response.offer_plan)
+        response.offer_plan.layout_json = b""
+        return bytes(response.SerializeToString())
 
     def _acknowledge(self, data: bytes) -> None:
         term, until_ms, pairs = ipc.decode_acknowledge(data)
         for number, sequence in pairs:
-            if (lane := self._streams.get(number)) is not None:
+            if (stream := self._streams.get(number)) is not None:
                 acknowledge = control_pb2.Acknowledge(sequence=sequence)
                 message = control_pb2.AttachResponse(acknowledge=acknowledge, term=term)
-                lane.tell(b"", message.SerializeToString(), until_ms)
+                stream.send(ACK_KEY, message.SerializeToString(), until_ms)
 
     def end_all(self) -> None:
-        """The service is going down: agents come back by themselves."""
-        for lane in list(self._streams.values()):
-            lane.end(grpc.StatusCode.UNAVAILABLE.value[0], "the controller is going down")
+        """End all streams because the service shuts down: agents reconnect by themselves."""
+        for stream in list(self._streams.values()):
+            stream.end(grpc.StatusCode.UNAVAILABLE.value[0], "the controller is going down")
 
 
 def sequence_of(data: bytes) -> int:
@@ -210,11 +192,8 @@ def sequence_of(data: bytes) -> int:
     return request.report.sequence
 
 
-async def serve(own: socket.socket, looks: CoalescingSelector) -> None:
-    """Until the controller says so, or is gone. Raises ValueError for what it can not have said.
-
-    `looks`: the loop's own, to rest with as many streams need.
-    """
+async def serve(own: socket.socket) -> None:
+    """Serve until the controller says so or is gone. Raises ValueError for an impossible frame."""
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
     worker: IngestWorker | None = None
@@ -223,9 +202,14 @@ async def serve(own: socket.socket, looks: CoalescingSelector) -> None:
             for kind, number, value, content in frames.feed(data):
                 if kind == ipc.SERVE:
                     settings = json.loads(content)
-                    worker = IngestWorker(out, reports=Limit(**settings["reports"]), looks=looks)
-                    port, why = await _open(stack, worker, out, settings)
-                    out.put(ipc.LISTENS, 0, port, why.encode())
+                    worker = IngestWorker(
+                        out,
+                        reports=Limit(**settings["reports"]),
+                        first_number=settings["index"] + 1,
+                        step=settings["fronts"],
+                    )
+                    port, reason = await _open(stack, worker, settings)
+                    out.put(ipc.LISTENS, 0, port, reason.encode())
                 elif kind == ipc.DRAIN:
                     if worker is not None:
                         worker.end_all()
@@ -238,39 +222,41 @@ async def serve(own: socket.socket, looks: CoalescingSelector) -> None:
 
 
 async def _open(
-    stack: contextlib.AsyncExitStack, worker: IngestWorker, out: ControllerLink, settings: Any
+    stack: contextlib.AsyncExitStack, worker: IngestWorker, settings: Any
 ) -> tuple[int, str]:
-    """The port it listens on; 0 and why where it can not."""
-    tls = TlsConfig(**settings["tls"])
-    inner = Path(settings["inner"].removeprefix("unix:"))
+    """Listen. Returns the port; 0 and the reason where that fails."""
+    tls, age_s = TlsConfig(**settings["tls"]), settings["connection_s"]
+    options = {
+        **dict(reports.server_options(settings["max_report_bytes"], age_s)),
+        "grpc.so_reuseport": int(settings["fronts"] > 1),
+    }
+    proxy = GrpcProxy(settings["inner"])
+    server = grpc.aio.server(
+        handlers=(AgentHandler(worker, worker.layouts, age_s), proxy),
+        options=tuple(options.items()),
+    )
     try:
-        pipes = worker.socket_proxy = await stack.enter_async_context(relaying(inner, settings))
-        files = secure.ServerContexts(tls, protocols=("h2",)) if tls.cert else None
-
-        def context() -> ssl.SSLContext | None:
-            return None if files is None else files.now()
-
-        rules = ConnectionConfig(
-            host=worker,
-            socket_proxy=pipes,
-            max_message_bytes=settings["max_report_bytes"],
-            age_s=settings["connection_s"],
-            tls=context,
-        )
-        return await stack.enter_async_context(listening(settings["listen"], rules)), ""
-    except OSError:
+        if tls.cert:
+            port = server.add_secure_port(settings["listen"], secure.server_credentials(tls))
+        else:
+            port = server.add_insecure_port(settings["listen"])
+    except RuntimeError:
         return 0, ""
     except PacekeeperError as error:
         return 0, str(error)
+    await server.start()
+    stack.push_async_callback(proxy.close)
+    stack.push_async_callback(server.stop, DRAIN_S)
+    return port, ""
 
 
-async def _run(own: socket.socket, looks: CoalescingSelector) -> None:
+async def _run(own: socket.socket) -> None:
     """Ends the process from inside the loop: to cancel thousands of streams first takes for ever,
     and meanwhile the port is taken for whoever comes next.
     """
     code = 0
     try:
-        await serve(own, looks)
+        await serve(own)
     except ConnectionError:
         pass  # the controller is gone
     except Exception:
@@ -289,10 +275,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
-    hold_little()
-    looks = CoalescingSelector()
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(looks)) as runner:
-        runner.run(_run(socket.socket(fileno=int(sys.argv[1])), looks))
+    asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

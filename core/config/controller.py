@@ -78,6 +78,9 @@ class ControllerConfig:
 
     # host:port of gRPC; loopback unless you say otherwise.
     listen: Listener = f"127.0.0.1:{GRPC_PORT}"
+    # Processes that serve agents on that port. One is enough below some 5,000 agents; each more
+    # costs memory, and some CPU time for every report.
+    fronts: Annotated[int, Field(ge=1, le=16)] = 1
     # Whether to listen beyond loopback without encryption, or without knowing who calls.
     insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.

@@ -84,7 +84,7 @@ GRPC_OPTIONS_CLIENT = (
     ("grpc.keepalive_permit_without_calls", 1),
     # The controller is in the private network: ignore the proxy of the environment.
     ("grpc.enable_http_proxy", 0),
-    # One connection per channel: the connection of an agent's stream accepts no other call.
+    # One connection per channel: an agent's calls go to the ingest process of its stream.
     ("grpc.use_local_subchannel_pool", 1),
 )
 GRPC_OPTIONS_SERVER = (

@@ -5,8 +5,6 @@ import hashlib
 import json
 from dataclasses import replace
 
-from benchmarks.http2_stream import Stream, frame, opening
-
 from fuzz.service_seeds import service_seeds
 from fuzz.store_targets import store_seeds
 from fuzz.targets import Seeds
@@ -76,16 +74,6 @@ RECORDS: tuple[Record, ...] = (
 )  # fmt: skip
 
 
-def _http2() -> Seeds:
-    """Whole connections of agents: what is said first, and reports in frames of all kinds."""
-    called = opening("/pacekeeper.v1.AgentControlService/Attach", "controller:7443")
-    stream = Stream()
-    settings, ping = frame(4, 1, 0), frame(6, 0, 0, b"12345678")
-    reports = b"".join(map(stream.send, _reports()))
-    ended = ping + frame(3, 0, 1, b"\0\0\0\x08")
-    return called + settings + reports, called + reports + settings + ended
-
-
 def seeds() -> dict[str, Seeds]:
     """Of each target (`targets.targets`) its valid inputs."""
     offer = wire.offer_to_message("moe", LAYOUT, 0, 7)
@@ -108,7 +96,6 @@ def seeds() -> dict[str, Seeds]:
         "protocol-report": _reports(),
         "protocol-machine": _reports(),
         "protocol-command": (control_pb2.AttachResponse(offer_plan=offer).SerializeToString(),),
-        "protocol-http2": _http2(),
         "ring-header": (header,),
         "ring-slot": slots,
         "ring-payload": tuple(record_codec.pack(record) for record in RECORDS),

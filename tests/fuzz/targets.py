@@ -15,8 +15,6 @@ from fuzz.wire_targets import read_ring, wire_files, wire_targets
 from pacekeeper.cli.planning.inputs import read_loads
 from pacekeeper.controller.api.auth.tokens import decode_tokens
 from pacekeeper.controller.ingest.agent_service import report_in
-from pacekeeper.controller.ingest.http2.connection import Http2Connection
-from pacekeeper.controller.ingest.http2.frames import Called
 from pacekeeper.controller.ingest.worker import sequence_of
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.state.events import NodeAttached, NodeReported
@@ -42,7 +40,6 @@ from pacekeeper.simulator.scenario.partition_spec import read_problem
 Seeds = tuple[bytes, ...]
 # What comes over the network, then what other users of the host write: fuzzed first.
 EXPOSED = (
-    "protocol-http2",
     "protocol-machine", "first-message", "ingest-frames", "protocol-report", "service-status",
     "service-operator", "web", "token-shown", "identity", "protocol-command",
     "ring-file", "ring-resealed", "ring-command",
@@ -68,7 +65,6 @@ def targets(folder: Path) -> dict[str, Target]:
         "protocol-report": (_report, (DecodeError, ValueError)),
         "protocol-machine": (_machine, (DecodeError, ValueError)),
         "protocol-command": (_command, (DecodeError, ValueError)),
-        "protocol-http2": (_http2, (ValueError,)),
         "ring-header": (shm_ring.decode_header, (ValueError, VersionError)),
         "ring-slot": (_slot, (ValueError, LookupError)),
         "ring-payload": (record_codec.unpack, (ValueError,)),
@@ -121,17 +117,6 @@ def _trace_of(form: Format) -> Callable[[Path], object]:
 def _report(data: bytes) -> object:
     sequence_of(data)
     return report_in(data)
-
-
-def _http2(data: bytes) -> object:
-    """A caller's bytes from the first on, and what it may do once it is known."""
-    connection = Http2Connection(1 << 16, 1 << 10)
-    for one in connection.feed(data):
-        if isinstance(one, Called) and not connection.is_taken:
-            connection.take()
-            connection.send(b"x" * 40_000)
-            connection.end(0, "")
-    return connection.held()
 
 
 def _machine(data: bytes) -> object:

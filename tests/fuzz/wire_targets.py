@@ -15,7 +15,7 @@ from pacekeeper.controller.api.auth.attach_policy import AttachPolicy
 from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl, report_in
-from pacekeeper.controller.ingest.http2.agent_stream import MOST_OF_A_HELLO
+from pacekeeper.controller.ingest.agent_stream import MAX_HELLO_BYTES
 from pacekeeper.controller.machine.machine import advance
 from pacekeeper.controller.state.events import (
     Event,
@@ -75,7 +75,7 @@ def _first_message(data: bytes) -> object:
         attach_policy=_Welcoming(),
     )
     shown = peer_identity.PeerIdentity(peer="ipv4:127.0.0.1:1").to_bytes()
-    frame = (ipc.OPENED, 1, 0, ipc.join_header(shown, data[:MOST_OF_A_HELLO]))
+    frame = (ipc.OPENED, 1, 0, ipc.join_header(shown, data[:MAX_HELLO_BYTES]))
     loop = _loop()
     loop.run_until_complete(control.take([frame]))
     if failures:

@@ -35,6 +35,8 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
         self.is_acknowledging = True
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.is_refused: Callable[[NodeReport], bool] = lambda report: False
+        self.layouts: dict[bytes, bytes] = {}
+        self.num_fetches = 0
         self._outbox: asyncio.Queue[control_pb2.AttachResponse | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
@@ -113,6 +115,17 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
             reader.cancel()
         if refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused[0])
+
+    async def FetchLayout(
+        self,
+        request: control_pb2.FetchLayoutRequest,
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> control_pb2.FetchLayoutResponse:
+        """The layout that has this digest."""
+        self.num_fetches += 1
+        if request.sha256 not in self.layouts:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such layout")
+        return control_pb2.FetchLayoutResponse(layout_json=self.layouts[request.sha256])
 
 
 async def until(is_true: Callable[[], object], what: str) -> None:

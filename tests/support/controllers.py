@@ -62,6 +62,11 @@ def until(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -
     return answer
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that still run."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class ControllerProcess:
     """`pacekeeper controller` on any free port; `is_fresh`: started as an operator does."""
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.audit_log import AuditEvent, AuditLog
 from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.auth.interceptor import AuthInterceptor
@@ -88,7 +87,6 @@ class ListenerSetup:
             HostError: The audit log cannot be opened.
         """
         self._config = config
-        self._failed_handshakes = 0
         self.audit = AuditLog(
             Path(config.audit_path),
             max_bytes=config.access.audit_max_bytes,
@@ -128,7 +126,7 @@ class ListenerSetup:
         """
         limits, tls = self._config.limits, self._config.tls
         if tls.cert:
-            secure.ServerContexts(tls)  # only to check the files
+            secure.server_credentials(tls)  # only to check the files
         return {
             "listen": listen,
             "inner": inner,
@@ -137,25 +135,6 @@ class ListenerSetup:
             "connection_s": limits.connection_s if tls.cert else None,
             "reports": {"per_s": limits.reports_per_s, "at_once": limits.reports_at_once},
         }
-
-    def count_handshake_failure(self) -> None:
-        """Count a TLS handshake that failed in the ingest process."""
-        self._failed_handshakes += 1
-
-    def audit_handshake_failures(self) -> None:
-        """Audit the handshakes that failed since the last call as one entry with a count."""
-        count, self._failed_handshakes = self._failed_handshakes, 0
-        if count:
-            self.audit.note(
-                AuditEvent(
-                    action="connect",
-                    principal=rbac.anonymous("the TLS handshake failed"),
-                    is_allowed=False,
-                    reason="the TLS handshake failed: no certificate, an expired one, one of "
-                    "another authority, or a port probe",
-                    count=count,
-                )
-            )
 
     def audit_plan(self, job: str, about: str, reason: str) -> None:
         """Audit a plan that the controller decided on."""

@@ -57,10 +57,15 @@ def peer_identity(context: Any) -> PeerIdentity:
     Args:
         context: The gRPC context; a call forwarded by the ingest process has `CALLER_HEADER`.
     """
-    metadata = context.invocation_metadata() or ()
-    for name, value in metadata:
+    for name, value in context.invocation_metadata() or ():
         if name == CALLER_HEADER:
             return decode_peer_identity(value)
+    return connection_identity(context)
+
+
+def connection_identity(context: Any) -> PeerIdentity:
+    """The sender of a call by its own connection and headers."""
+    metadata = context.invocation_metadata() or ()
     shown = context.auth_context()
     uris, names = (
         tuple(bytes(value).decode(errors="replace") for value in shown.get(kind, ()))

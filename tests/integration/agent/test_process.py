@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -192,6 +193,56 @@ def test_an_offer_reaches_file_and_slot_and_a_damaged_one_does_not(tmp_path: Pat
         assert code == 0, error
         jobs = [path for path in node.rings.iterdir() if path.name != node_health.FILE_NAME]
         assert jobs == [node.rings / "job"]
+
+    play(tmp_path, body)
+
+
+def test_a_layout_too_large_for_the_stream_is_fetched_once_and_checked(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        await until(lambda: controller.reports, "the stream")
+        layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, generation=3)
+        offer = reports.offer_to_message("job", layout, 2)
+        data, offer.layout_json = offer.layout_json, b""
+        for wrong in (None, data + b" ", data):
+            before = controller.num_fetches
+            if wrong is not None:
+                controller.layouts[offer.sha256] = wrong
+            assert writer.command().plan_generation != 3
+            controller.say(control_pb2.AttachResponse(offer_plan=offer))
+            await until(lambda: controller.num_fetches > before, "a fetch")  # noqa: B023
+        await until(lambda: writer.command().plan_generation == 3, "the plan in the slot")
+        assert writer.read_plan(3, offer.sha256) == data
+        controller.say(control_pb2.AttachResponse(offer_plan=offer))
+        deaths = control_pb2.NotifyDeaths(job="job", ranks=[1])
+        controller.say(control_pb2.AttachResponse(notify_deaths=deaths))
+        await until(lambda: writer.command().dead_ranks == {1}, "what was sent after it")
+        assert controller.num_fetches == 3
+
+    play(tmp_path, body)
+
+
+def test_the_controller_sets_the_report_interval_while_the_stream_is_open(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        await until(lambda: controller.reports, "the stream")
+        pacing = control_pb2.ReportPacing(report_interval_s=2.5)
+        controller.say(control_pb2.AttachResponse(set_pacing=pacing))
+        deaths = control_pb2.NotifyDeaths(job="job", ranks=[1])
+        controller.say(control_pb2.AttachResponse(notify_deaths=deaths))
+        await until(lambda: writer.command().dead_ranks == {1}, "what was sent after it")
+        number = 0
+        while number < 3:
+            writer.write(step(number))
+            seen = len(controller.reports)
+            await until(lambda: number in controller.steps, f"step {number}")  # noqa: B023
+            number = max(controller.steps) + 1
+            assert len(controller.reports) > seen
+        with_steps = [r.sent_mono_s for r in controller.reports if any(j.records for j in r.jobs)]
+        gaps = [b - a for a, b in itertools.pairwise(with_steps)]
+        assert all(gap >= 2.4 for gap in gaps[1:])
 
     play(tmp_path, body)
 

@@ -26,18 +26,20 @@ from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
     status_pb2,
-    status_pb2_grpc,
     telemetry_pb2,
     tls,
 )
-from support.controllers import HELLO, PATIENCE_S, ControllerProcess, ScriptedAgent, until
+from support.controllers import (
+    HELLO,
+    PATIENCE_S,
+    ControllerProcess,
+    ScriptedAgent,
+    children,
+    until,
+)
 
 LISTENS = ipc.frame(ipc.LISTENS, 0, 7443)
 WELCOME = control_pb2.AttachResponse(welcome=control_pb2.Welcome()).SerializeToString()
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_front_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -79,26 +81,11 @@ def meeting_place(pid: int) -> Path:
     return found
 
 
-def test_sockets_that_somebody_takes_away_are_made_anew_or_end_the_controller(
+def test_a_socket_that_somebody_takes_away_ends_the_controller(
     tmp_path: Path,
 ) -> None:
     with ControllerProcess(tmp_path) as controller:
         folder = meeting_place(controller.process.pid)
-        (own,) = (one for one in folder.glob("ingest-*") if "-" not in one.name[len("ingest-") :])
-        own.unlink()
-        until("it is started again", lambda: "is started again" in controller.log)
-        assert "the ingest process's own socket is gone" in controller.log
-
-        def answers() -> bool:
-            with grpc.insecure_channel(controller.address) as channel:
-                try:
-                    stub: Any = status_pb2_grpc.StatusServiceStub(channel)
-                    stub.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0)
-                except grpc.RpcError:
-                    return False
-            return True
-
-        until("who asks is answered", answers)
         (folder / SOCKET).unlink()
         assert controller.process.wait(PATIENCE_S) == ExitCode.HOST
         assert "is gone, by which calls come" in controller.log
@@ -126,12 +113,13 @@ class Door:
                 "tls": asdict(TlsConfig()),
                 "max_report_bytes": 1 << 20,
                 "connection_s": None,
+                "fronts": 1,
+                "index": 0,
                 "reports": {"per_s": self.per_s, "at_once": self.at_once},
             },
             on_frames=self._hear,
             on_gone=self._lose,
             on_restart=self._restart,
-            on_handshake_failed=lambda: None,
         )
 
     async def _hear(self, frames: Sequence[Frame]) -> None:
@@ -313,26 +301,37 @@ def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
     play(scene)
 
 
-def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last() -> None:
-    def offer(generation: int) -> bytes:
-        plan = control_pb2.OfferPlan(generation=generation, layout_json=bytes(3 << 20))
-        return bytes(control_pb2.AttachResponse(offer_plan=plan).SerializeToString())
+def test_a_large_offer_is_fetched_by_its_digest() -> None:
+    layout = bytes(3 << 20)
+    plan = control_pb2.OfferPlan(generation=2, layout_json=layout, sha256=b"digest")
+    offer = control_pb2.AttachResponse(offer_plan=plan).SerializeToString()
 
     async def scene(door: Door) -> None:
-        own = [tls.aio_channel(door.door.address, TlsConfig()) for _ in range(2)]
-        async with own[0], own[1]:
-            calls = [await welcomed(channel) for channel in own]
-            numbers = [number for kind, number, *_ in door.heard if kind == ipc.OPENED]
-            for generation in range(1, 5):
-                door.door.say(ipc.encode_send(numbers, 0, b"plan", offer(generation)))
-            for call in calls:
-                await asyncio.sleep(0.2)
-                seen = 0
-                while seen < 4:
-                    plan = (await call.read()).offer_plan
-                    assert len(plan.layout_json) == 3 << 20
-                    assert plan.generation > seen
-                    seen = plan.generation
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
+            call = await welcomed(channel)
+            number = door.heard[0][1]
+            door.door.say(ipc.encode_send([number], 0, b"plan", offer))
+            offered = (await call.read()).offer_plan
+            assert (offered.generation, offered.layout_json) == (2, b"")
+            stub: Any = control_pb2_grpc.AgentControlServiceStub(channel)
+            request = control_pb2.FetchLayoutRequest(sha256=offered.sha256)
+            fetched = await asyncio.gather(*(stub.FetchLayout(request) for _ in range(40)))
+            assert all(one.layout_json == layout for one in fetched)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.FetchLayout(control_pb2.FetchLayoutRequest(sha256=b"another"))
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+    play(scene)
+
+
+def test_a_first_message_that_is_too_large_for_hello_is_not_handed_on() -> None:
+    async def scene(door: Door) -> None:
+        async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
+            call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
+            hello = control_pb2.Hello(product_version="x" * (128 << 10))
+            await call.write(control_pb2.AttachRequest(hello=hello))
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert door.heard == []
 
     play(scene)
 

@@ -39,6 +39,8 @@ def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> Inge
         "tls": asdict(TlsConfig()),
         "max_report_bytes": 1 << 20,
         "connection_s": None,
+        "fronts": 1,
+        "index": 0,
         "reports": {"per_s": 1.0, "at_once": 1},
     }
     return IngestSupervisor(
@@ -46,7 +48,6 @@ def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> Inge
         on_frames=nobody,
         on_gone=nothing,
         on_restart=on_restart,
-        on_handshake_failed=lambda: None,
     )
 
 

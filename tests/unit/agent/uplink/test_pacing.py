@@ -16,6 +16,7 @@ from pacekeeper.core.telemetry.records import (
     RankExitRecord,
     Record,
 )
+from pacekeeper.core.telemetry.sign_of_life import Phase, RankPhase, RankStack
 from support.agents import step
 
 PIDS = {"job": {0: 10, 1: 11}}
@@ -127,6 +128,32 @@ def test_the_controllers_interval_is_kept_within_reason(sent: float, interval_s:
     pacer = ReportPacer()
     pacer.set_interval(sent)
     assert pacer.interval_s == interval_s
+
+
+def stand(pacer: ReportPacer, now_s: float, held_s: float, is_standing: bool = True) -> None:
+    phase = RankPhase(rank=0, phase=Phase.COMPUTING, held_s=held_s, is_standing=is_standing)
+    pacer.add([RingBatch(job="job", run_id=1, phases=(phase,))], PIDS, now_s)
+
+
+def test_a_standstill_is_urgent_at_its_beginning_and_end_and_routine_between() -> None:
+    pacer = started(interval_s=3.0)
+    stand(pacer, 101.0, 1.0)
+    assert pacer.is_due(101.0)
+    pacer.take(101.0)
+    stand(pacer, 102.0, 2.0)
+    stand(pacer, 102.9, 2.9)
+    assert not pacer.is_due(102.9)
+    assert pacer.is_due(103.0)
+    assert [one.held_s for one in pacer.take(103.0)[0].phases] == [2.9], "the newest"
+    stand(pacer, 103.6, 0.1, is_standing=False)
+    assert pacer.is_due(103.6)
+
+
+def test_a_stack_dump_is_urgent() -> None:
+    pacer = started()
+    stack = RankStack(rank=0, source="py-spy", text="...")
+    pacer.add([RingBatch(job="job", run_id=1, stacks=(stack,))], PIDS, 101.0)
+    assert pacer.is_due(101.0)
 
 
 def paces(pacer: ReportPacer, now_s: float, compute_s: Sequence[float]) -> None:

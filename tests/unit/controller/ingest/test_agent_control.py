@@ -15,6 +15,7 @@ from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest import agent_service, ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.ipc import Frame, Frames, join_header
+from pacekeeper.controller.ingest.report_pacing import pacing_for
 from pacekeeper.controller.state.events import (
     Event,
     NodeAttached,
@@ -308,3 +309,40 @@ def test_with_the_front_all_its_nodes_are_away() -> None:
     desk.take(opened(1, "a"), reported(1, 0))
     assert desk.taken == [("a", 0)]
     assert isinstance(desk.events[0], NodeAttached)
+
+
+def test_agents_are_sent_their_pacing_when_the_fleet_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_service, "PACING_S", 0.001)
+    monkeypatch.setattr(agent_service, "pacing_for", lambda n: pacing_for(1500 * n))
+    desk = Desk()
+    (_, _, _, welcome), *_ = desk.take(opened(1, "a"))
+    first = control_pb2.AttachResponse.FromString(ipc.decode_send(welcome)[2]).welcome.pacing
+    assert (first.report_interval_s, first.reconnect_spread_s) == (1.0, 0.0)
+    desk.take(opened(2, "b"))
+    desk.said.clear()
+
+    async def scene() -> None:
+        keeping = asyncio.create_task(desk.control.keep_pace())
+        while not desk.said:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        keeping.cancel()
+
+    asyncio.run(scene())
+    ((kind, _, _, data),) = desk.said
+    numbers, _, message = ipc.decode_send(data)
+    pacing = control_pb2.AttachResponse.FromString(message).set_pacing
+    assert (kind, list(numbers)) == (ipc.SEND, [1, 2]), "once, to all"
+    assert (pacing.report_interval_s, pacing.reconnect_spread_s) == (1.5, 9.0)
+
+
+def test_streams_of_one_front_end_with_it_and_the_others_stay() -> None:
+    desk = Desk()
+    for number, node in ((1, "a"), (2, "b"), (3, "c")):
+        desk.take(opened(number, node))
+    events = desk.control.gone(lambda number: number % 2 == 1)
+    assert [event.node for event in events if isinstance(event, NodeDetached)] == ["a", "c"]
+    desk.control.send(["a", "b", "c"], "plan", "job", control_pb2.AttachResponse())
+    assert list(ipc.decode_send(desk.said[-1][3])[0]) == [2]

@@ -66,7 +66,6 @@ def sequences_heard(takes_s: float, *, is_draining: bool = False) -> list[int]:
             on_frames=hear,
             on_gone=nothing,
             on_restart=lambda: None,
-            on_handshake_failed=lambda: None,
         )
         door._reader = Written(  # type: ignore[assignment]
             ipc.frame(ipc.OPENED, 1, 1), ipc.frame(ipc.REPORT, 1, 2)
@@ -109,7 +108,6 @@ def test_a_controller_that_was_stopped_itself_does_not_take_its_front_for_hangin
             on_frames=nobody,
             on_gone=nothing,
             on_restart=lambda: None,
-            on_handshake_failed=lambda: None,
         )
         there = Answered(lambda: clock_s)
         there.door, door._writer = door, there  # type: ignore[assignment]

@@ -1,9 +1,7 @@
 """The front between its lanes and the line: numbers, order, limits, and what is no report."""
 
 import asyncio
-import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from pacekeeper.controller.api.auth.peer_identity import PeerIdentity
 from pacekeeper.controller.api.auth.rate_limit import Limit
 from pacekeeper.controller.ingest import ipc, worker
-from pacekeeper.controller.ingest.http2.proxy import SocketProxy
 from pacekeeper.controller.ingest.ipc import Frame, Frames
 from pacekeeper.controller.ingest.worker import (
     UNSENT_BYTES,
@@ -19,7 +16,6 @@ from pacekeeper.controller.ingest.worker import (
     IngestWorker,
     sequence_of,
 )
-from pacekeeper.core.errors import HostError
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 SHOWN = PeerIdentity(peer="ipv4:127.0.0.1:7", authorization=("Bearer x",))
@@ -37,22 +33,17 @@ class Lane:
 
     number: int = 0
     bucket: Any = None
-    is_deaf: bool = False
     told: list[tuple[bytes, bytes, int]] = field(default_factory=list)
     ended: list[tuple[int, str]] = field(default_factory=list)
-    num_go_on: int = 0
 
-    def shown(self) -> PeerIdentity:
+    def identity(self) -> PeerIdentity:
         return SHOWN
 
-    def tell(self, key: bytes, message: bytes, until_ms: int) -> None:
+    def send(self, key: bytes, message: bytes, until_ms: int) -> None:
         self.told.append((key, message, until_ms))
 
     def end(self, code: int, why: str) -> None:
         self.ended.append((code, why))
-
-    def go_on(self) -> None:
-        self.num_go_on += 1
 
 
 @dataclass
@@ -86,8 +77,15 @@ def test_streams_are_numbered_from_one_and_begin_with_who_calls() -> None:
     first, second = opened(one), opened(one)
     assert (first.number, second.number) == (1, 2)
     assert out.said[1] == (ipc.OPENED, 2, 0, ipc.join_header(SHOWN.to_bytes(), b"hello"))
-    one._newest = 0xFFFFFFFF
-    assert opened(one).number == 1, "0 is no stream"
+    one._next = worker.MAX_NUMBER
+    assert [opened(one).number, opened(one).number] == [worker.MAX_NUMBER, 1], "0 is no stream"
+
+
+def test_streams_of_two_fronts_have_no_number_in_common() -> None:
+    out: Any = Out()
+    limit = Limit(per_s=1.0, at_once=1)
+    fronts = [IngestWorker(out, reports=limit, first_number=i + 1, step=2) for i in range(2)]
+    assert [[opened(one).number for _ in range(2)] for one in fronts] == [[1, 3], [2, 4]]
 
 
 def test_a_report_is_handed_on_with_its_number_and_as_it_came() -> None:
@@ -121,33 +119,26 @@ def test_what_is_no_report_is_told_and_its_stream_is_heard_no_more() -> None:
         (hello, "expected a report"),
         (b"", "expected"),
     ):
-        lane.is_deaf = False
-        assert one.reported(lane, wrong) == 0.0
+        assert one.reported(lane, wrong) is None, "nothing more is read"
         kind, number, _, words = out.said[-1]
-        assert (kind, number, lane.is_deaf) == (ipc.MALFORMED, 1, True)
+        assert (kind, number) == (ipc.MALFORMED, 1)
         assert why.encode() in words
         with pytest.raises(ValueError, match=why):
             sequence_of(wrong)
 
 
-def test_while_the_line_is_full_nobody_is_read_and_then_all_that_wait() -> None:
+def test_while_the_line_is_full_nothing_more_is_read() -> None:
     async def scene() -> None:
         one, out = fronted()
-        lanes = [opened(one) for _ in range(3)]
+        lane = opened(one)
         out.is_full = True
-        for lane in lanes[:2]:
-            assert one.reported(lane, report(1)) is None
+        assert one.reported(lane, report(1)) == 0.0, "what has been read is handed on"
+        waiting = asyncio.create_task(one.ready())
         await asyncio.sleep(0)
-        assert [lane.num_go_on for lane in lanes] == [0, 0, 0]
+        assert not waiting.done()
+        out.is_full = False
         out.has_room.set()
-        await asyncio.sleep(0.001)
-        assert [lane.num_go_on for lane in lanes] == [1, 1, 0]
-        out.has_room.clear()
-        assert one.reported(lanes[2], report(1)) is None, "full again"
-        out.has_room.set()
-        await asyncio.sleep(0.001)
-        assert [lane.num_go_on for lane in lanes] == [1, 1, 1]
-        assert [kind for kind, *_ in out.said].count(ipc.REPORT) == 3, "nothing is left out"
+        await waiting
 
     asyncio.run(scene())
 
@@ -169,7 +160,7 @@ def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
     message = control_pb2.AttachResponse(
         acknowledge=control_pb2.Acknowledge(sequence=10), term=5
     ).SerializeToString()
-    assert lanes[0].told == [(b"plan", b"a plan", 77), (b"", message, 88)]
+    assert lanes[0].told == [(b"plan", b"a plan", 77), (worker.ACK_KEY, message, 88)]
     assert (lanes[1].told, lanes[1].ended) == ([], [])
     assert (lanes[2].told, lanes[2].ended) == ([(b"plan", b"a plan", 77)], [(16, "nobody")])
     assert out.said[-1] == (ipc.ALIVE, 0, 0, b"")
@@ -177,46 +168,20 @@ def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
         said_to(one, ipc.frame(ipc.OPENED, 1))
 
 
-def test_what_waits_in_all_streams_together_is_bounded_and_large_offers_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(worker, "WAITING_BYTES", 1_000_000)
+def test_a_large_layout_is_offered_by_its_digest_and_kept_once() -> None:
     one, _ = fronted()
-    slow, quick = opened(one), opened(one)
-
-    def offer(size: int, *numbers: int) -> None:
-        said_to(one, ipc.encode_send(numbers, 0, b"plan", bytes(size)))
-
-    for _ in range(3):
-        offer(400_000, 1, 2)
-        quick.told.clear()
-    assert [len(message) for _, message, _ in slow.told] == [400_000, 400_000]
-    offer(300_000, 2)
-    offer(100, 1, 2)
-    assert [len(message) for _, message, _ in quick.told] == [100]
-    slow.told.pop(0)
-    offer(400_000, 1, 2)
-    assert [len(message) for _, message, _ in quick.told] == [100, 400_000]
-    assert slow.told[-1][1] is quick.told[-1][1], "one message, however many hear it"
-    slow.told.clear()
-    quick.told.clear()
-    assert one._shelf.held_bytes == 0
-    assert [one.message.rpartition(": ")[2] for one in caplog.records] == [
-        "large messages are left out",
-        "room",
-    ]
-
-
-def test_a_front_that_can_hand_no_calls_on_does_not_say_that_it_lives(tmp_path: Path) -> None:
-    one, out = fronted()
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(tmp_path / "s"))
-        one.socket_proxy = SocketProxy(tmp_path / "s")
-        said_to(one, ipc.frame(ipc.PING))
-        assert out.said == [(ipc.ALIVE, 0, 0, b"")]
-        (tmp_path / "s").unlink()
-        with pytest.raises(HostError, match="socket is gone"):
-            said_to(one, ipc.frame(ipc.PING))
+    lanes = [opened(one) for _ in range(2)]
+    layout = bytes(worker.ON_STREAM_BYTES)
+    plan = control_pb2.OfferPlan(job="j", generation=3, layout_json=layout, sha256=b"digest")
+    response = control_pb2.AttachResponse(offer_plan=plan, term=7)
+    said_to(one, ipc.encode_send([1, 2], 0, b"j/plan", response.SerializeToString()))
+    plan.layout_json = b""
+    expected = control_pb2.AttachResponse(offer_plan=plan, term=7)
+    for lane in lanes:
+        ((_, message, _),) = lane.told
+        assert control_pb2.AttachResponse.FromString(message) == expected
+    assert one.layouts.get(b"digest") == layout
+    assert one.layouts.get(b"another") is None
 
 
 def test_when_it_goes_down_all_are_told_to_come_again() -> None:

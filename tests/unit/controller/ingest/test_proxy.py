@@ -6,8 +6,8 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from pacekeeper.controller.ingest.http2 import proxy
-from pacekeeper.controller.ingest.http2.proxy import CallOutcome
+from pacekeeper.controller.ingest import proxy
+from pacekeeper.controller.ingest.proxy import CallOutcome
 
 End = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
 REFUSED: End = (grpc.StatusCode.UNAUTHENTICATED, "who are you?", (("k", "v"),))

@@ -1,0 +1,94 @@
+"""The ingest processes of a controller, on one port by SO_REUSEPORT.
+
+The kernel gives each connection to one of them. They number their streams so that no two collide;
+what the controller sends goes to all, and each passes on what is for its own streams.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
+from pacekeeper.core.addresses import split_address
+
+
+class Fronts:
+    """Supervises `count` ingest processes; one is enough below some 5,000 agents."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        count: int,
+        on_frames: Callable[[Sequence[Frame]], Awaitable[None]],
+        on_gone: Callable[[Callable[[int], bool]], Awaitable[None]],
+        on_restart: Callable[[], None],
+    ) -> None:
+        """Create the supervisors; nothing is started yet.
+
+        Args:
+            settings: See `worker.serve`; the number of processes is added.
+            count: Number of ingest processes.
+            on_frames: Takes frames in; returns when all they bring is stored.
+            on_gone: An ingest process is gone; its argument selects the numbers of its streams.
+            on_restart: Counts restarts.
+        """
+        self._settings = {**settings, "fronts": count}
+        self._count = count
+        self._on_frames, self._on_gone, self._on_restart = on_frames, on_gone, on_restart
+        self._supervisors: list[IngestSupervisor] = []
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT that agents connect to."""
+        return self._supervisors[0].address
+
+    def say(self, frame: bytes) -> None:
+        """Send a frame to all ingest processes."""
+        for one in self._supervisors:
+            one.say(frame)
+
+    async def start(self) -> None:
+        """Start all of them. Raises PortTakenError, or HostError where one does not start."""
+        if self._count > 1:
+            _check_port(str(self._settings["listen"]))
+        for index in range(self._count):
+            one = self._supervisor(index)
+            self._supervisors.append(one)
+            try:
+                await one.start()
+            except BaseException:
+                await asyncio.gather(*(other.drain() for other in self._supervisors[:-1]))
+                raise
+            self._settings["listen"] = one.address  # the port, where any free one was asked for
+
+    async def run(self) -> None:
+        """Run until drained or cancelled. Raises HostError if one of them does not stay."""
+        await asyncio.gather(*(one.run() for one in self._supervisors))
+
+    async def drain(self) -> None:
+        """End all streams, take in what came before, then end the processes."""
+        await asyncio.gather(*(one.drain() for one in self._supervisors))
+
+    def _supervisor(self, index: int) -> IngestSupervisor:
+        remainder = (index + 1) % self._count
+        return IngestSupervisor(
+            {**self._settings, "index": index},
+            on_frames=self._on_frames,
+            on_gone=lambda: self._on_gone(lambda number: number % self._count == remainder),
+            on_restart=self._on_restart,
+        )
+
+
+def _check_port(address: str) -> None:
+    """Raise PortTakenError if a port is in use, which SO_REUSEPORT would share."""
+    host, port = split_address(address, first_port=0)
+    try:
+        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise PortTakenError(str(error)) from None
