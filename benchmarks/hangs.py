@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hung_ranks import BETWEEN, IN_PASS, JOB, LOOP, MISMATCH
+from benchmarks.rank_processes import exit_on_stop_signals
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.protos import status_pb2
 
@@ -257,6 +258,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--healthy-s", type=float, default=60.0, help="of each healthy job")
     args = parser.parse_args()
+    exit_on_stop_signals()
     load = os.getloadavg()[0]
     runs = [
         one_fault(kind, step_s)
