@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_not_signalled_and_py_spy_reads_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert take_dump(target).source == "" and "stopped" in take_dump(target).text
     spy = tmp_path / "py-spy"
-    spy.write_text("#!/bin/sh\n/bin/echo \"$@\"; /bin/yes line | /usr/bin/head -c 100000\n")
+    spy.write_text('#!/bin/sh\n/bin/echo "$@"; /bin/yes line | /usr/bin/head -c 100000\n')
     spy.chmod(spy.stat().st_mode | stat.S_IXUSR)
     stack = take_dump(target)
     assert stack.source == "py-spy"
