@@ -82,11 +82,12 @@ def has_slow_links(job: JobState) -> bool:
 def slow_links(job: JobState) -> Mapping[int, float]:
     """Return the slowdown of each rank's link, for the planner.
 
-    By the verdict of a probe; where there is none, by the transfers of the ranks themselves.
+    By the places that a probe found. Without one, by the transfers of the ranks themselves: those
+    carry the job's own messages, and are still slow while the incident is open.
     """
     verdict, charted = job.detection.link_probes.verdict, job.detection.links.slow
     layout = job.layouts.current
-    if verdict is None or layout is None or not verdict.num_pairs:
+    if verdict is None or layout is None or not verdict.places:
         return charted
     return slow_ranks(verdict, charted, layout.ranks)
 

@@ -117,12 +117,14 @@ def test_a_fabric_that_is_slow_as_a_whole_names_no_rank_to_the_planner() -> None
     assert snapshot_of(job.driver.job, 0.0, {}).slow_links == {}
 
 
-def test_a_fabric_that_a_probe_finds_well_leaves_a_suspicion_and_no_slow_link() -> None:
+def test_a_fabric_that_a_probe_finds_well_leaves_a_suspicion_and_the_charts_speed() -> None:
     job = with_fault({}, {1: 3.0})
     (finding,) = job.findings
     assert (finding.rank, finding.tier) == (1, Tier.SUSPECTED)
     assert "all at their usual rates" in finding.probe
-    assert snapshot_of(job.driver.job, 0.0, {}).slow_links == {}
+    slow = snapshot_of(job.driver.job, 0.0, {}).slow_links
+    assert slow == job.driver.job.detection.links.slow
+    assert slow.keys() == {1}
 
 
 def test_ranks_that_measure_no_pairs_leave_what_the_transfers_showed() -> None:
