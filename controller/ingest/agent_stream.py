@@ -239,7 +239,10 @@ class AgentHandler(grpc.GenericRpcHandler):
                 self._host.finished(stream)
 
     async def _fetch(self, _requests: object, context: Context) -> None:
-        """One request, one response: a stream on this side, to know when it has been written."""
+        """Answer with the layout of a digest, which only welcomed agents are told.
+
+        One request, one response; a stream on this side, to know when it has been written.
+        """
         try:
             request = control_pb2.FetchLayoutRequest.FromString(await _first_message(context))
         except DecodeError:

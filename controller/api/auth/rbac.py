@@ -45,6 +45,7 @@ _STATUS = "/pacekeeper.v1.StatusService/"
 _OPERATOR = "/pacekeeper.v1.OperatorService/"
 METHODS: Mapping[str, Action] = {
     "/pacekeeper.v1.AgentControlService/Attach": Action.ATTACH,
+    "/pacekeeper.v1.AgentControlService/FetchLayout": Action.ATTACH,
     f"{_STATUS}ListJobs": Action.READ,
     f"{_STATUS}GetJob": Action.READ,
     f"{_STATUS}ListNodes": Action.READ,

