@@ -286,7 +286,7 @@ def main() -> int:
                 "bar_s": max(LIMIT_S, 2.0 * step_s),
                 "stacks": sorted({run.get("stack", "") for run in own}),
                 "causes": sorted({run.get("cause", "") for run in own}),
-                "storage": own[0]["storage"],
+                "storage": sorted({run["storage"] for run in own}),
             }
             faults.append(row)
             table.add_row(

@@ -52,13 +52,17 @@ def find_hangs(
         now_s: The machine's clock.
     """
     known = {rank: standing[rank] for rank in living if rank in standing}
-    if not known or all(rank in known and known[rank].is_stopped for rank in living):
-        return ()  # a job that was stopped as a whole is paused
+    if not known:
+        return ()
     due = [rank for rank, one in known.items() if one.is_stopped or not one.is_waiting]
     due = [rank for rank in due if _is_due(known[rank], now_s)]
     waiting = [rank for rank, one in known.items() if one.is_waiting and not one.is_stopped]
     if stopped := [rank for rank in due if known[rank].is_stopped]:
-        return tuple(_of_rank(rank, known[rank], waiting, now_s) for rank in stopped)
+        # A job that is stopped as a whole is paused. Its ranks are reported one after the other:
+        # who waits for a stopped rank was seen to wait after that one had stopped.
+        since_s = max(known[rank].stopped_s or 0.0 for rank in stopped)
+        victims = [rank for rank in waiting if known[rank].reported_s > since_s]
+        return tuple(_of_rank(rank, known[rank], victims, now_s) for rank in stopped if victims)
     if due and waiting:
         are_loading = all(known[rank].phase is Phase.LOADING for rank in due)
         if len(due) == 1 or (not are_loading and 2 * len(due) <= len(living)):
@@ -155,9 +159,13 @@ def record_phases(
         if phase.rank not in job.ranks:
             continue
         if phase.is_standing:
+            before, is_stopped = standing.get(phase.rank), phase.process_state in ("T", "t")
+            stopped_s = None if before is None else before.stopped_s
             standing[phase.rank] = StandingRank(
                 phase=phase.phase,
                 since_s=now_s - phase.held_s,
+                reported_s=now_s,
+                stopped_s=(now_s if stopped_s is None else stopped_s) if is_stopped else None,
                 usual_s=phase.usual_s,
                 process_state=phase.process_state,
                 kernel_wait=phase.kernel_wait,

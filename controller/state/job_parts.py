@@ -319,10 +319,15 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRank:
-    """A rank that stands still, as its agent last reported it; see `RankPhase` for the fields."""
+    """A rank that stands still, as its agent last reported it; see `RankPhase` for the fields.
+
+    Times are on the machine's clock. `stopped_s`: when its process was first reported as stopped.
+    """
 
     phase: Phase
-    since_s: float  # on the machine's clock
+    since_s: float
+    reported_s: float = 0.0
+    stopped_s: float | None = None
     usual_s: float | None = None
     process_state: str = ""
     kernel_wait: str = ""

@@ -27,11 +27,16 @@ def rank(
     phase: Phase, held_s: float, usual_s: float | None = 0.1, state: str = "S", cpu: float = 0.0
 ) -> StandingRank:
     return StandingRank(
-        phase=phase, since_s=NOW_S - held_s, usual_s=usual_s, process_state=state, cpu_ratio=cpu
+        phase=phase,
+        since_s=NOW_S - held_s,
+        stopped_s=NOW_S - held_s if state in ("T", "t") else None,
+        usual_s=usual_s,
+        process_state=state,
+        cpu_ratio=cpu,
     )
 
 
-WAITS = rank(P.WAITING, 3.0)
+WAITS = replace(rank(P.WAITING, 3.0), reported_s=NOW_S)
 CASES: dict[str, tuple[dict[int, StandingRank], list[tuple[int | None, tuple[int, ...]]]]] = {
     "computes while others wait": ({0: WAITS, 1: rank(P.COMPUTING, 2.1), 2: WAITS}, [(1, (1,))]),
     "between steps while one waits": ({0: WAITS, 1: rank(P.OUTSIDE, 2.1)}, [(1, (1,))]),
@@ -48,6 +53,10 @@ CASES: dict[str, tuple[dict[int, StandingRank], list[tuple[int | None, tuple[int
     "stopped, and another seems to compute": (
         {0: rank(P.COMPUTING, 9.0), 1: WAITS, 3: rank(P.COMPUTING, 2.1, 9.0, "T")},
         [(3, (3,))],
+    ),
+    "stopped, and seen to wait only before": (
+        {0: rank(P.WAITING, 3.0), 3: rank(P.COMPUTING, 2.1, 9.0, "T")},
+        [],
     ),
     "a paused job": ({n: rank(P.COMPUTING, 99.0, state="T") for n in range(4)}, []),
     "two of four": (
