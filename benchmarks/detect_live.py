@@ -1,0 +1,289 @@
+"""Which slow ranks does the live path name, how soon, and whom falsely, on recorded noise?
+
+`python -m benchmarks.detect_live`; some minutes. Recorded times of healthy jobs become the records
+that agents send, and go through `machine.advance` report by report, step by step; a stage is a
+role. The work that a record tells: as the record of the run explains it (ByteDance: what documents
+cost is not recorded, so the tokens told of a micro-batch stand for what its other stages needed),
+the same in every step (SmartMoE). A rank's times are multiplied from a random step on, after the
+first `--healthy` steps; "found": incidents opened on it within so many slow steps; "false":
+incidents on another rank, and, per data set, those of the whole run without a slowdown. Others'
+rules judge the same times, and are given what healthy steps take.
+
+Prints a table, last one line of JSON.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rank_traces import RULES, share
+from pacekeeper.controller.machine.machine import advance
+from pacekeeper.controller.state.events import NodeAttached, NodeReported
+from pacekeeper.controller.state.state import State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.policy import PolicyConfig
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.telemetry.attachment import Attachment
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.offline.residuals import TraceTimes, residuals_of, times_of
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.simulator.readers.bytedance import read_bytedance
+from pacekeeper.simulator.readers.smartmoe import read_smartmoe
+
+JOB = "recorded"
+OURS = "pacekeeper live"
+RANKS_PER_NODE = 8
+FACTORS = {1.03: 4, 1.05: 2, 1.1: 2, 1.2: 2}  # and the slow steps within which 95 % must be found
+FOUND = 0.95
+TOKENS_PER_S = 1e6  # of the work told: a micro-batch of a second has a million tokens
+CONFIG = ControllerConfig(policy=PolicyConfig(mode="observe"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedJob:
+    """Times of a healthy run, as ranks would tell them.
+
+    Attributes:
+        stage: of each rank.
+        observed_s, expected_s: [steps, micro-batches, ranks]; NaN: not run. Expected: what is told
+            as tokens.
+    """
+
+    name: str
+    stage: tuple[int, ...]
+    observed_s: Array
+    expected_s: Array
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.observed_s)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.stage)
+
+
+def recorded_job(name: str, trace: Trace, *, is_work_told: bool) -> RecordedJob:
+    """The job of a trace; where its work is not told, all micro-batches of a stage have as much."""
+    times = times_of(trace)
+    observed_s = _by_microbatch(times, np.exp(times.log_s))
+    if is_work_told:
+        whole, *_ = residuals_of(times, np.zeros((len(times.steps), len(times.rank_of))))
+        told = _cube(times, np.exp(-(whole.samples + whole.shared[times.step_of])))
+        expected_s = observed_s * told
+    else:
+        expected_s = np.ones_like(observed_s)
+    return RecordedJob(
+        name=name, stage=tuple(times.stage.tolist()), observed_s=observed_s, expected_s=expected_s
+    )
+
+
+def _by_microbatch(times: TraceTimes, seconds: Array) -> Array:
+    """Add up the chunks of a micro-batch: [times, columns] -> [steps, micro-batches, ranks]."""
+    summed = np.zeros((len(seconds), len(times.ranks)))
+    np.add.at(summed.T, times.rank_of, seconds.T)
+    return _cube(times, summed)
+
+
+def _cube(times: TraceTimes, table: Array) -> Array:
+    most = int(np.bincount(times.step_of).max())
+    cube = np.full((len(times.steps), most, table.shape[1]), np.nan)
+    for step in range(len(times.steps)):
+        own = table[times.step_of == step]
+        cube[step, : len(own)] = own
+    return cube
+
+
+class Player:
+    """A controller that is sent the reports of a job's nodes; a value: `state` can be kept."""
+
+    def __init__(self, job: RecordedJob) -> None:
+        self.job = job
+        self.now_s = 100.0
+        self.state = State()
+        self.nodes = [
+            range(first, min(first + RANKS_PER_NODE, job.num_ranks))
+            for first in range(0, job.num_ranks, RANKS_PER_NODE)
+        ]
+        for node, ranks in enumerate(self.nodes):
+            self._advance(
+                NodeAttached(node=f"node-{node}", product_version="0", agent_incarnation="a")
+            )
+            attached = tuple(
+                Attachment(
+                    job=JOB, rank=rank, world_size=job.num_ranks, pid=1000 + rank,
+                    role=f"stage {job.stage[rank]}",
+                )
+                for rank in ranks
+            )  # fmt: skip
+            self._report(node, JobReport(job=JOB, attached=attached))
+
+    def step(self, number: int, observed_s: Array, expected_s: Array) -> set[int]:
+        """Send one step [micro-batches, ranks]; the ranks with an open incident after it."""
+        self.now_s += float(np.nansum(observed_s, axis=0).max())
+        for node, ranks in enumerate(self.nodes):
+            records = tuple(
+                record
+                for rank in ranks
+                for record in _records(number, rank, observed_s, expected_s)
+            )
+            self._report(node, JobReport(job=JOB, records=records))
+        job = self.state.jobs[JOB]
+        assert job.progress.step == number, "a step is judged with its last record"
+        return {
+            incident.finding.rank
+            for incident in job.open_incidents
+            if incident.finding.kind is FindingKind.DEVICE and incident.finding.rank is not None
+        }
+
+    def _report(self, node: int, part: JobReport) -> None:
+        report = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
+        self._advance(NodeReported(node=f"node-{node}", agent_incarnation="a", report=report))
+
+    def _advance(self, event: NodeAttached | NodeReported) -> None:
+        self.state, _ = advance(self.state, event, config=CONFIG, now_s=self.now_s)
+
+
+def _records(step: int, rank: int, observed_s: Array, expected_s: Array) -> Iterator[Record]:
+    for micro_batch in np.flatnonzero(np.isfinite(observed_s[:, rank])).tolist():
+        yield MicroBatchRecord(
+            rank=rank,
+            step=step,
+            micro_batch=micro_batch,
+            generation=0,
+            compute_s=float(observed_s[micro_batch, rank]),
+            tokens=round(float(expected_s[micro_batch, rank]) * TOKENS_PER_S),
+        )
+    duration_s = float(np.nansum(observed_s, axis=0).max())
+    yield StepRecord(rank=rank, step=step, generation=0, duration_s=duration_s, tokens=1_000)
+
+
+def healthy_run(job: RecordedJob) -> tuple[list[State], set[int]]:
+    """The states before each step of the run as recorded, and whom it accused on the way."""
+    player, states, accused = Player(job), list[State](), set[int]()
+    for step in range(job.num_steps):
+        states.append(player.state)
+        accused |= player.step(step, job.observed_s[step], job.expected_s[step])
+    return states, accused
+
+
+def injected(
+    job: RecordedJob, states: Sequence[State], factor: float, trials: int, healthy: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Slow a random rank from a random step on: what each rule finds, how soon, and whom else."""
+    rng, within = np.random.default_rng(seed), FACTORS[factor]
+    delays: dict[str, list[float]] = {rule: [] for rule in (OURS, *RULES)}
+    false = dict.fromkeys(delays, 0)
+    player = Player(job)
+    for _ in range(trials):
+        rank = int(rng.integers(job.num_ranks))
+        onset = int(rng.integers(healthy, job.num_steps - within + 1))
+        player.state = states[onset]
+        before = {i.finding.rank for i in states[onset].jobs[JOB].open_incidents}
+        delay, others = np.inf, set[int]()
+        for step in range(onset, onset + within):
+            slow_s = job.observed_s[step].copy()
+            slow_s[:, rank] *= factor
+            named = player.step(step, slow_s, job.expected_s[step])
+            others |= named - {rank} - before
+            if rank in named and not np.isfinite(delay):
+                delay = step - onset + 1
+        delays[OURS].append(delay)
+        false[OURS] += len(others)
+        for name, flags in _flags(job, rank, onset, within, factor).items():
+            hit = np.flatnonzero(flags[onset:, rank])
+            delays[name].append(hit[0] + 1 if len(hit) else np.inf)
+            false[name] += int(np.delete(flags.any(axis=0), rank).sum())
+    return {
+        name: {
+            "found": share([bool(np.isfinite(delay)) for delay in waits]),
+            "delay": float(np.median(waits)) if np.isfinite(np.median(waits)) else None,
+            "false": false[name],
+        }
+        for name, waits in delays.items()
+    }
+
+
+def _flags(
+    job: RecordedJob, rank: int, onset: int, within: int, factor: float
+) -> Mapping[str, Any]:
+    """What the rules of others say of the same steps [steps, ranks]."""
+    healthy_s = np.nansum(job.observed_s[: onset + within], axis=1)
+    times_s = healthy_s.copy()
+    times_s[onset:, rank] *= factor
+    stages, expected_s = list(job.stage), healthy_s.max(axis=1)
+    return {
+        name: rule.flags(times_s, stages, expected_s=expected_s) for name, rule in RULES.items()
+    }
+
+
+def show_injected(
+    console: Console, jobs: Sequence[RecordedJob], options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, int]]:
+    table = Table(title="slowdowns found live (median delay; false accusations)")
+    for column in ("data", "factor", "within steps", OURS, *RULES):
+        table.add_column(column, justify="right")
+    rows: dict[str, Any] = {}
+    clean = dict[str, int]()
+    for job in jobs:
+        states, accused = healthy_run(job)
+        clean[job.name] = len(accused)
+        rows[job.name] = {}
+        for factor, within in FACTORS.items():
+            found = injected(job, states, factor, options.trials, options.healthy, options.seed)
+            rows[job.name][f"x{factor:g}"] = found
+            cells = (
+                f"{row['found']:.0%} ({row['delay'] or '-'}; {row['false']})"
+                for row in found.values()
+            )
+            table.add_row(job.name, f"x{factor:g}", str(within), *cells)
+    console.print(table)
+    console.print(f"accused in healthy runs: {clean}")
+    return rows, clean
+
+
+def jobs_of(data: Path) -> list[RecordedJob]:
+    """The healthy runs that a folder of data holds."""
+    found = []
+    for name in ("SE", "ST"):
+        trace = read_bytedance(data / "bytedance_straggler" / f"trace-{name}.parquet")
+        found.append(recorded_job(name, trace, is_work_told=True))
+    for path in sorted((data / "smartmoe_ranktimes").glob("rank_times_*.parquet")):
+        name = f"MoE {path.stem.removeprefix('rank_times_')}"
+        found.append(recorded_job(name, read_smartmoe(path), is_work_told=False))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--trials", type=int, default=100, help="slowdowns per row")
+    parser.add_argument("--healthy", type=int, default=8, help="least healthy steps before one")
+    parser.add_argument("--only", default="", help="the data sets whose name contains this")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    console = Console(width=200)
+    jobs = [job for job in jobs_of(options.data) if options.only in job.name]
+    rows, clean = show_injected(console, jobs, options)
+    holds = {
+        f"{name} {factor}": found[factor][OURS]["found"] >= FOUND
+        for name, found in rows.items()
+        for factor in found
+    }
+    holds["healthy"] = not any(clean.values())
+    print(json.dumps({"injected": rows, "accused_healthy": clean, "holds": holds}))
+    return 0 if all(holds.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
