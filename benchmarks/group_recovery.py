@@ -355,9 +355,14 @@ def _abandon(rank: int, way: str, port: int, count: int, result: Pipe) -> None:
     rows, seen = torch.ones(3 * 2048, 512), [_resources()]
     for number in range(count):
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        generation = former.form(
-            Members(store, f"{number}", rank, (0, 1, 2), is_aborted=lambda: False, limits=limits)
+        members = Members(
+            store, f"{number}", rank, (0, 1, 2), is_aborted=lambda: False, limits=limits
         )
+        try:
+            generation = former.form(members)
+        except PeerLost:  # the others had formed it, and have left it
+            seen.append(_resources())
+            continue
         output = torch.empty_like(rows)
         pending = generation.groups.exchange.all_to_all_rows(output, rows, [2048] * 3, [2048] * 3)
         if rank != 2:
@@ -395,6 +400,8 @@ def abandoned(
     ]
     for process in processes:
         process.start()
+    for _, sender in pipes:
+        sender.close()  # a rank that fails ends the wait for its result
     found: list[tuple[int, int, int]] = pipes[0][0].recv()
     for process in processes:
         process.join()
