@@ -1,4 +1,4 @@
-"""What the kernel says of a rank's process: its state, CPU time and where it sleeps.
+"""State of a rank's process from /proc: its letter, CPU time and where it sleeps.
 
 A rank's own pid may be of another namespace, and a pid may be given again: the process of a ring is
 the one that holds its lock, as `/proc/locks` names it in the agent's namespace.
@@ -9,8 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-STOPPED = "Tt"  # by a signal, or by a tracer
-UNINTERRUPTIBLE = "D"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

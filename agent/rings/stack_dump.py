@@ -14,14 +14,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.agent.host.process_state import (
+from pacekeeper.agent.host.process_state import catches_signal, read_process
+from pacekeeper.core.telemetry.shm_ring import stack_file_name
+from pacekeeper.core.telemetry.sign_of_life import (
+    MAX_STACK_BYTES,
     STOPPED,
     UNINTERRUPTIBLE,
-    catches_signal,
-    read_process,
+    RankStack,
 )
-from pacekeeper.core.telemetry.shm_ring import stack_file_name
-from pacekeeper.core.telemetry.sign_of_life import MAX_STACK_BYTES, RankStack
 
 SIGNAL_S = 2.0  # for the first line of a process that handles the signal
 SETTLED_S = 0.1  # without further lines: the dump is whole

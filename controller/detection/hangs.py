@@ -17,7 +17,13 @@ from pacekeeper.controller.state.job_parts import AskedStack, StandingRank
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
-from pacekeeper.core.telemetry.sign_of_life import Phase, RankPhase, RankStack
+from pacekeeper.core.telemetry.sign_of_life import (
+    STOPPED,
+    UNINTERRUPTIBLE,
+    Phase,
+    RankPhase,
+    RankStack,
+)
 
 LIMIT_S = 1.8  # in one phase while others wait, at least: named within 2 s
 USUAL_FACTOR = 1.8  # of the usual time in the phase: named within twice of it
@@ -114,7 +120,7 @@ def _of_job(
     else:
         what = f"stand still in phase {' or '.join(sorted(phases))}"
         cause = "the host does not see which of them wait for others"
-    deep = [rank for rank in ranks if known[rank].process_state == "D"]
+    deep = [rank for rank in ranks if known[rank].process_state == UNINTERRUPTIBLE]
     if deep:
         where = ", ".join(sorted({known[rank].kernel_wait for rank in deep} - {""}))
         cause += f"; processes of ranks {format_ranks(deep)} are in uninterruptible sleep"
@@ -134,7 +140,7 @@ def explain_process(one: StandingRank) -> tuple[Tier, str]:
     where = f" in {one.kernel_wait}" if one.kernel_wait else ""
     if one.is_stopped:
         return Tier.CONFIRMED, "its process is stopped (state T): by a signal or a debugger"
-    if one.process_state == "D":
+    if one.process_state == UNINTERRUPTIBLE:
         return Tier.PROBABLE, f"its process is in uninterruptible sleep{where}: storage or a driver"
     if not one.process_state:
         return Tier.SUSPECTED, "the agent cannot see its process"
@@ -159,7 +165,7 @@ def record_phases(
         if phase.rank not in job.ranks:
             continue
         if phase.is_standing:
-            before, is_stopped = standing.get(phase.rank), phase.process_state in ("T", "t")
+            before, is_stopped = standing.get(phase.rank), phase.process_state in STOPPED
             stopped_s = None if before is None else before.stopped_s
             standing[phase.rank] = StandingRank(
                 phase=phase.phase,

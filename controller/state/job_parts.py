@@ -42,7 +42,7 @@ from pacekeeper.core.telemetry.records import (
     ProbeRecord,
     StepRecord,
 )
-from pacekeeper.core.telemetry.sign_of_life import Phase
+from pacekeeper.core.telemetry.sign_of_life import STOPPED, Phase
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
@@ -336,7 +336,7 @@ class StandingRank:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a tracer has stopped its process."""
-        return self.process_state in ("T", "t")
+        return self.process_state in STOPPED
 
     @property
     def is_waiting(self) -> bool:

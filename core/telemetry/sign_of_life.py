@@ -22,6 +22,10 @@ OUTSIDE: Final = 7  # of steps, and of all of the above
 ENDED: Final = 8  # detached
 MOVING: Final = 9  # state between ranks, or from a checkpoint
 
+# The kernel's letters for the state of a process, proc(5).
+STOPPED: Final = frozenset("Tt")  # by a signal, or by a tracer
+UNINTERRUPTIBLE: Final = "D"
+
 PHASE_BITS: Final = 4
 SIGN = struct.Struct("<QI")  # (monotonic nanoseconds << PHASE_BITS | phase), signal of a stack dump
 
