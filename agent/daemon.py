@@ -331,7 +331,7 @@ class Agent:
                 )
 
     def _begin_dump(self, job: str, run_id: int, target: DumpTarget) -> None:
-        """Take a dump beside the loop, unless one of this ring is under way."""
+        """Start a stack dump in a thread, unless one of this ring is under way."""
         if target.ring in self._dumps:
             return
 

@@ -111,7 +111,7 @@ class RingReader:
         return decode_sign(self._read(shm_ring.SIGN_OFFSET, SIGN.size))
 
     def standstill(self, records: Iterable[Record], now_s: float) -> RankPhase | None:
-        """What is to be reported of the rank's phase at this poll; None: nothing.
+        """Return the report of the rank's phase that is due at this poll; None: none is.
 
         Args:
             records: Its new records.

@@ -77,7 +77,7 @@ class PhaseWatch:
         return sorted(lengths_s)[int(0.9 * (len(lengths_s) - 1) + 0.5)]
 
     def with_process(self, seen: RankPhase, process: ProcessState, now_s: float) -> RankPhase:
-        """Return a report of a standstill with what the kernel says of the process."""
+        """Return a report of a standstill with the state of the process."""
         cpu_ratio = None
         if self._first is None:
             self._first = process.cpu_s, now_s

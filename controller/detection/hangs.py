@@ -136,7 +136,7 @@ def _of_job(
 
 
 def explain_process(one: StandingRank) -> tuple[Tier, str]:
-    """Return how sure a standstill is a hang, and what the kernel says of the process."""
+    """Return the tier of a standstill and the cause that the state of the process shows."""
     where = f" in {one.kernel_wait}" if one.kernel_wait else ""
     if one.is_stopped:
         return Tier.CONFIRMED, "its process is stopped (state T): by a signal or a debugger"
@@ -157,7 +157,7 @@ def record_phases(
     stacks: Iterable[RankStack],
     now_s: float,
 ) -> tuple[JobState, list[Command]]:
-    """Take up what a report says of standstills, and the stacks that were asked for."""
+    """Record the standstills and requested stacks of a report."""
     commands: list[Command] = []
     hangs = job.detection.hangs
     standing, moved = dict(hangs.standing), set[int]()
