@@ -25,6 +25,9 @@ from pacekeeper.predictor.job_level.online import JobLevelState, JobStep
 def paths_of(job: JobState, work: FeatureTable) -> IterationPaths | None:
     """The longest paths of the step that did this work.
 
+    Pipelines that share experts, or deal their rows anew between stages, wait for each other in
+    each micro-batch: a stage of all of them takes as long as its slowest rank.
+
     None: the job has no pipelines that we know, its schedule has no program, or its cost models are
     not fitted yet.
     """
@@ -34,7 +37,10 @@ def paths_of(job: JobState, work: FeatureTable) -> IterationPaths | None:
     expected_s = _expected_s(job, work)
     if expected_s is None:
         return None
-    return iteration_paths(work, expected_s, layout.places, schedule)
+    places = layout.places
+    if any(layout.experts) or layout.stage_shares:
+        places = {rank: (stage, 0) for rank, (stage, _) in places.items()}
+    return iteration_paths(work, expected_s, places, schedule)
 
 
 def schedule_of(job: JobState) -> Schedule | None:

@@ -8,6 +8,7 @@ by the same method. Used by `decide.py` and `candidates.py`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 from pacekeeper.controller.mitigation.migration_costs import (
     MoveCosts,
@@ -25,7 +26,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.layout.apportion import num_micro_batches
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.predictor.cost.forecast import Workload, forecast, row_s
+from pacekeeper.predictor.cost.forecast import Workload, forecast, least_step_s, row_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ class Pricing:
                 speeds=self.speeds,
                 expert_speeds=self.expert_speeds,
             )
-            return Price(step_s=found.step_s, fluid_step_s=found.fluid_step_s)
+            return Price(step_s=found.step_s, fluid_step_s=self._fluid_s)
         uneven = unevenness_of(layout, view.workload.loads, self.speeds)
         partition = as_partition(view, layout)
         step_s = price(partition, replace(self.problem, unevenness=uneven)).step_s
@@ -135,7 +136,8 @@ class Pricing:
     @cached_property
     def _fluid_s(self) -> float:
         """Seconds of the step's compute, divided over all devices without messages or idle time."""
-        assert self.problem is not None, "of pipelines only"
+        if self.problem is None:
+            return self._least_s()
         model = self.problem.model
         layers_s = sum(
             one.attention_s + one.mlp_s + one.replicated_s + one.expert_s for one in model.layers
@@ -143,6 +145,21 @@ class Pricing:
         forward_s = self.problem.rows_per_step * (model.embedding_s + layers_s + model.head_s)
         speed = sum(device.speed for device in self.problem.devices)
         return (1.0 + model.backward_ratio) * forward_s / speed
+
+    def _least_s(self) -> float:
+        """Return the bound of data-parallel layouts, over their numbers of micro-batches."""
+        view, shape = self.view, self.view.shape
+        counts = range(view.workload.num_microbatches, view.workload.num_microbatches + 1)
+        if shape.rows_per_microbatch:
+            even = ceil(shape.rows_per_step / len(view.layout.ranks))
+            fewest, most = (
+                num_micro_batches(rows, shape.rows_per_microbatch)
+                for rows in (even, shape.rows_per_step)
+            )
+            counts = range(fewest, most + 1)
+        return least_step_s(
+            model=view.model, workload=view.workload, speeds=self.speeds, counts=counts
+        )
 
 
 def _with_links(view: PlanningSnapshot) -> dict[int, float]:

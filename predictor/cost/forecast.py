@@ -2,10 +2,12 @@
 
 Iteration = slowest dense part + per layer the slowest expert part: the all-to-alls around the
 experts are barriers. Seconds at a rank are the model's seconds divided by the rank's speed.
+`least_step_s` bounds the prices of all layouts from below.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -17,10 +19,9 @@ from pacekeeper.predictor.cost.model import PRIOR_SHARES, CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds per step. `fluid_step_s`: if work could be split without limit over the ranks."""
+    """Seconds per step: of the whole, of each rank's dense part, of each layer's experts."""
 
     step_s: float
-    fluid_step_s: float
     dense_s: Mapping[int, float]
     layer_s: tuple[float, ...]
 
@@ -71,8 +72,8 @@ def forecast(
     Raises:
         ValueError: the loads do not fit the layout's experts, or a speed is not above 0.
     """
-    costs = unit_costs(model, workload, layout)
-    fixed, per_token, per_square, per_row, per_expert, per_document, per_head = costs[: -len(BENDS)]
+    costs = _unit_costs(model, workload, len(layout.ranks))
+    fixed, per_expert, dense_work = _standing_and_dense(costs, workload)
     often = workload.num_microbatches
     ranks = layout.working
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
@@ -83,11 +84,52 @@ def forecast(
     if expert_speeds is not None:
         rows_speed = np.array([expert_speeds.get(rank, 1.0) for rank in ranks])
     layer_s = (at_rank_s / rows_speed).max(axis=1, initial=0.0).tolist()
-    expert_work_s = 0.0
-    for loads in workload.loads:
-        # A convex price is least where an expert's rows are spread evenly over all ranks.
-        thin = np.array(loads, dtype=np.float64) / len(ranks)
-        expert_work_s += len(ranks) * float(_expert_s(costs, thin, often).sum())
+    # As the detector adds up the records: these two are paid in every micro-batch.
+    standing = often * (fixed + per_expert * active)
+    dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
+    return Forecast(
+        step_s=float(dense.max()) + sum(layer_s),
+        dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
+        layer_s=tuple(layer_s),
+    )
+
+
+def least_step_s(
+    *,
+    model: CostModel | None,
+    workload: Workload,
+    speeds: Mapping[int, float],
+    counts: Iterable[int],
+) -> float:
+    """Return a lower bound of the forecasts of all layouts on some or all of these ranks.
+
+    Each expert with rows has one replica at least, and its rows cost least spread evenly over all
+    ranks, because their price is convex; a rank with work pays for its micro-batches itself.
+
+    Args:
+        model: of the ranks' times, or None, as for `forecast`.
+        workload: of a step; its own number of micro-batches does not count.
+        speeds: of all ranks, above 0.
+        counts: numbers of micro-batches that layouts may have, ascending.
+    """
+    rows = np.array([load for loads in workload.loads for load in loads], dtype=np.float64)
+    active = int((rows > 0.0).sum())
+    least_s = inf
+    for often in counts:
+        costs = _unit_costs(model, replace(workload, num_microbatches=often), len(speeds))
+        fixed, per_expert, dense_work = _standing_and_dense(costs, workload)
+        expert_work = len(speeds) * float(_expert_s(costs, rows / len(speeds), often).sum())
+        shared_s = (often * per_expert * active + dense_work + expert_work) / sum(speeds.values())
+        bound_s = often * fixed / max(speeds.values()) + shared_s
+        if bound_s > least_s:
+            break  # convex in the number: it only rises from here
+        least_s = bound_s
+    return least_s
+
+
+def _standing_and_dense(costs: Array, workload: Workload) -> tuple[float, float, float]:
+    """Seconds at speed 1: of a micro-batch, of an expert in it, and of the step's dense work."""
+    fixed, per_token, per_square, per_row, per_expert, per_document, per_head = costs[: -len(BENDS)]
     dense_work = (
         per_token * workload.tokens
         + per_square * workload.sum_len_squared
@@ -98,17 +140,7 @@ def forecast(
         dense_work += fixed * workload.num_rows
         dense_work += per_row * workload.expert_rows + per_expert * workload.active_experts
         fixed = 0.0
-    # As the detector adds up the records: these two are paid in every micro-batch.
-    standing = often * (fixed + per_expert * active)
-    dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
-    standing_s = float(standing.mean())  # paid by each rank, not shared
-    fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
-    return Forecast(
-        step_s=float(dense.max()) + sum(layer_s),
-        fluid_step_s=fluid_s,
-        dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
-        layer_s=tuple(layer_s),
-    )
+    return fixed, per_expert, dense_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +153,7 @@ class WorkParts:
 
 def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkParts:
     """The parts of ranks' work that need no knowledge of who computes which tokens."""
-    costs = unit_costs(model, workload, layout)
+    costs = _unit_costs(model, workload, len(layout.ranks))
     at_rank_s, active = _expert_work(layout, workload, costs)
     often = workload.num_microbatches
     standing_s = often * costs[FEATURES.index("num_active_experts")] * active
@@ -159,7 +191,7 @@ def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
 
 def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
     """Seconds that one row more or less at an expert makes, in the mean over all rows."""
-    costs, spent_s, rows = unit_costs(model, workload, layout), 0.0, 0.0
+    costs, spent_s, rows = _unit_costs(model, workload, len(layout.ranks)), 0.0, 0.0
     position = {rank: i for i, rank in enumerate(layout.working)}
     for layer, loads in enumerate(workload.loads):
         _, load = _held_replicas(layout, layer, loads, position)
@@ -170,7 +202,7 @@ def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
 
 def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
     """Return the seconds per step that one more expert costs its rank, without its rows."""
-    costs = unit_costs(model, workload, layout)
+    costs = _unit_costs(model, workload, len(layout.ranks))
     return float(workload.num_microbatches * costs[FEATURES.index("num_active_experts")])
 
 
@@ -205,11 +237,10 @@ def _held_replicas(
     return np.array(at, dtype=np.intp), np.array(load, dtype=np.float64)
 
 
-def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
-    """Seconds per unit of each feature, in the order of FEATURES."""
+def _unit_costs(model: CostModel | None, workload: Workload, num_ranks: int) -> Array:
+    """Seconds per unit of each feature, in the order of FEATURES; `num_ranks`: of the job."""
     if model is not None:
         return model.coefficients
-    num_ranks = len(layout.working)
     often = workload.num_microbatches
     totals = np.ones(len(FEATURES))
     totals[:5] = (
@@ -217,7 +248,7 @@ def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> A
         workload.tokens / num_ranks,
         workload.sum_len_squared / num_ranks,
         sum(map(sum, workload.loads)) / num_ranks,
-        often * max(1.0, sum(len(layer) for layer in layout.experts) / num_ranks),
+        often * max(1.0, sum(map(len, workload.loads)) / num_ranks),
     )
     units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
     return units

@@ -1,6 +1,7 @@
 """The benchmark of live plans: its limit, its phases, and what misses a bar."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -25,10 +26,28 @@ ONSET, PLANS, LAST = 20, (24, 26), 40
 LOSSES = [1.0] * (LAST + 1)
 
 
-def test_the_limit_is_the_healthy_rate_times_the_mean_speed() -> None:
-    assert fluid_limit(400.0, {}, 4) == 400.0
-    assert fluid_limit(400.0, {1: 2.0}, 4) == pytest.approx(350.0)
-    assert fluid_limit(400.0, {1: 2.0, 3: 4.0}, 4) == pytest.approx(275.0)
+def test_the_limit_is_a_healthy_step_whose_part_of_devices_takes_longer() -> None:
+    assert fluid_limit(400.0, {}, 4, 1.0) == 400.0
+    assert fluid_limit(400.0, {1: 2.0}, 4, 1.0) == pytest.approx(350.0)
+    assert fluid_limit(400.0, {1: 2.0, 3: 4.0}, 4, 1.0) == pytest.approx(275.0)
+    assert fluid_limit(400.0, {1: 2.0}, 4, 0.5) == pytest.approx(400.0 / (1 + 0.5 / 7))
+    assert fluid_limit(400.0, {1: 2.0}, 4, 0.0) == 400.0
+
+
+def test_devices_idle_in_pipelines_by_their_schedule() -> None:
+    assert CASE.idle_factor == 1.0
+    staged = replace(CASE, num_stages=4, rows_per_microbatch=8)
+    assert staged.idle_factor == pytest.approx(11 / 8)
+    assert replace(staged, num_stages=2).idle_factor == pytest.approx(5 / 4)
+
+
+def test_a_plan_that_was_not_needed_or_exceeds_the_limit_keeps_no_bar() -> None:
+    found = figures_of(run(SECONDS | {"slow": 1.0, "planned": 1.08}), CASE, LOSSES)
+    assert found.without_plan and found.without_plan > CASE.bar
+    assert not is_kept(CASE, found)
+    found = figures_of(run(SECONDS | {"planned": 1.0}), CASE, LOSSES)
+    assert found.fluid_fraction and found.fluid_fraction > 1.02
+    assert not is_kept(CASE, found)
 
 
 def run(seconds: Mapping[str, float], *, plans: tuple[int, ...] = PLANS, loss: float = 1.0) -> Run:
@@ -53,13 +72,14 @@ SECONDS = {"healthy": 1.0, "slow": 2.0, "planned": 1.25}
 
 def test_rates_are_those_between_the_changes_and_steps_count_from_the_onset() -> None:
     found = figures_of(run(SECONDS), CASE, LOSSES)
-    assert found.fluid_fraction == pytest.approx((1 / 1.25) / 0.875)
-    assert found.degraded_fraction == pytest.approx(0.5 / 0.875)
+    limit = 1 / (1 + 0.5 / 7)  # devices take half of a healthy step
+    assert found.fluid_fraction == pytest.approx((1 / 1.25) / limit)
+    assert found.without_plan == pytest.approx(0.5 / limit)
     assert (found.steps_to_first_plan, found.steps_to_last_plan, found.num_plans) == (4, 6, 2)
     assert found.busy_healthy == pytest.approx(0.5)
     assert found.reasons == ["plan 2", "plan 3"]
     assert not is_kept(CASE, found)
-    faster = figures_of(run(SECONDS | {"planned": 1.2}), CASE, LOSSES)
+    faster = figures_of(run(SECONDS | {"planned": 1.08}), CASE, LOSSES)
     assert is_kept(CASE, faster)
 
 
@@ -68,7 +88,9 @@ def test_without_a_settled_plan_or_with_other_losses_no_bar_is_kept() -> None:
     late = figures_of(run(SECONDS | {"planned": 1.0}, plans=(LAST - 3,)), CASE, LOSSES)
     assert late.fluid_fraction is None
     assert not is_kept(CASE, late)
-    other = figures_of(run(SECONDS | {"planned": 1.2}, loss=1.0 + 2 * LOSS_TOLERANCE), CASE, LOSSES)
+    other = figures_of(
+        run(SECONDS | {"planned": 1.08}, loss=1.0 + 2 * LOSS_TOLERANCE), CASE, LOSSES
+    )
     assert other.loss_difference == pytest.approx(2 * LOSS_TOLERANCE)
     assert not is_kept(CASE, other)
 

@@ -97,6 +97,8 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
     assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
+    least_s = min(decision.planned_step_s, pricing.current_s)
+    assert decision.fluid_step_s <= least_s * (1.0 + 1e-9)
     if decision.reason.startswith("experts on fewer than"):
         # For safety: it needs not be faster, only not much slower.
         assert decision.planned_step_s <= (1.0 + config.min_gain) * pricing.current_s

@@ -13,7 +13,7 @@ from pacekeeper.core.layout.layout import ExpertReplica, Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, StepSample, sample_of
-from pacekeeper.predictor.cost.forecast import Workload, forecast
+from pacekeeper.predictor.cost.forecast import Workload, forecast, least_step_s
 from pacekeeper.predictor.cost.model import CostModel
 from support.layouts import with_shares
 
@@ -135,7 +135,45 @@ def test_without_a_model_the_number_changes_no_price(case: Case) -> None:
     once = forecast(layout, model=None, workload=replace(work, num_microbatches=1), speeds={})
     often = forecast(layout, model=None, workload=work, speeds={})
     assert often.step_s == pytest.approx(once.step_s)
-    assert often.fluid_step_s == pytest.approx(once.fluid_step_s)
+
+
+@given(cases(), st.lists(st.floats(0.05, 1.0), min_size=6, max_size=6), st.booleans())
+def test_no_layout_is_cheaper_than_the_least_step_of_its_ranks(
+    case: Case, speeds: list[float], has_model: bool
+) -> None:
+    layout, work, model = case
+    of_rank = dict(enumerate(speeds[: job_size(layout)]))
+    counts = range(max(1, work.num_microbatches - 1), work.num_microbatches + 3)
+    used = model if has_model else None
+    least_s = least_step_s(model=used, workload=work, speeds=of_rank, counts=counts)
+    standing_by = tuple(set(of_rank) - set(layout.ranks))
+    layout = replace(layout, standing_by=standing_by)
+    for count in counts:
+        of_count = replace(work, num_microbatches=count)
+        price = forecast(layout, model=used, workload=of_count, speeds=of_rank)
+        assert least_s <= price.step_s * (1.0 + 1e-9)
+
+
+def job_size(layout: Layout) -> int:
+    """All ranks of the job: those of the layout, and two that stand by if there are less than 4."""
+    return len(layout.ranks) + 2 * (len(layout.ranks) < 4)
+
+
+def test_the_least_step_is_that_of_ranks_that_share_all_work_by_their_speeds() -> None:
+    units = dict.fromkeys(FEATURES, 0.0) | {"one": 1.0, "tokens": 0.01, "expert_rows": 0.001}
+    units |= {"num_active_experts": 0.1, "rows_over_256": 0.01}
+    model = CostModel(
+        coefficients=np.array([units[name] for name in FEATURES]),
+        covariance=np.zeros((len(FEATURES), len(FEATURES))),
+        sigma=0.02,
+    )
+    work = Workload(num_rows=10, tokens=1000.0, sum_len_squared=0.0, loads=((1000.0, 0.0),))
+    # One micro-batch, one active expert, 500 rows of it at each rank.
+    once_s = 1.0 + (0.1 + 10.0 + 1.0 + 2 * 2.44) / 1.5
+    twice_s = 2.0 + (0.2 + 10.0 + 1.0) / 1.5  # no more than 256 rows at a time
+    for counts, least_s in (((1,), once_s), ((1, 2, 3, 4), twice_s), ((2,), twice_s)):
+        found = least_step_s(model=model, workload=work, speeds={0: 1.0, 1: 0.5}, counts=counts)
+        assert found == pytest.approx(least_s)
 
 
 def test_a_step_without_micro_batches_is_refused() -> None:

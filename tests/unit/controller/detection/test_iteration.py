@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.api.messages import job_view
-from pacekeeper.controller.detection.iteration import schedule_of
+from pacekeeper.controller.detection.iteration import paths_of, schedule_of
 from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.microbatch_table import table_from_records
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.cost.features import work_of
 from support.machine_driver import QUICK, Driver, started
 from support.partitioned import staged_layout
 
@@ -108,6 +111,40 @@ def test_each_iteration_is_predicted_from_its_own_micro_batches() -> None:
     assert newest.beyond_s == pytest.approx(BEYOND_S, rel=0.1)
     assert driver.job.incidents == ()
     assert f"step {newest.step} took" in job_view(driver.state, driver.job).iteration
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_pipelines_with_other_rows_at_each_stage_wait_for_each_other(experts: int) -> None:
+    driver = settled()
+    apart = staged_layout(data=2, tensor=1, layers=2, experts=experts, generation=1)
+    shares = ((0.75, 0.25), (0.25, 0.75))
+    pipelines = tuple(
+        replace(pipeline, stage_shares=of_stages)
+        for pipeline, of_stages in zip(apart.pipelines, shares, strict=True)
+    )
+    records = [
+        MicroBatchRecord(
+            rank=rank, step=SETTLED, micro_batch=part, generation=1, compute_s=1.0,
+            tokens=round(2000 * shares[pipeline][stage]),
+        )
+        for rank, (stage, pipeline) in apart.places.items()
+        for part in range(PARTS)
+    ]  # fmt: skip
+    work = work_of([table_from_records(records)])
+
+    def expected_s(layout: Layout) -> float:
+        layouts = replace(driver.job.layouts, current=layout)
+        paths = paths_of(replace(driver.job, layouts=layouts), work)
+        assert paths is not None
+        return paths.expected_s
+
+    # 1,500 tokens at each stage in each micro-batch, on one pipeline or the other.
+    longest_s = 1500 * 0.05e-3
+    assert expected_s(replace(apart, pipelines=pipelines)) == pytest.approx(
+        two_stages_s([longest_s] * PARTS, [longest_s] * PARTS), rel=0.01
+    )
+    if not experts:  # meet at the end of the step only
+        assert expected_s(apart) < 0.95 * expected_s(replace(apart, pipelines=pipelines))
 
 
 def test_what_no_rank_computes_is_found_and_closed_again() -> None:

@@ -30,7 +30,6 @@ def test_an_even_layout_of_equals() -> None:
     assert price.dense_s == pytest.approx({0: 6.3, 1: 6.3})
     assert price.layer_s == pytest.approx((1.0, 1.0))
     assert price.step_s == pytest.approx(8.3)
-    assert price.fluid_step_s == pytest.approx(8.3)
 
 
 def bent(**costs: float) -> CostModel:
@@ -38,12 +37,11 @@ def bent(**costs: float) -> CostModel:
     return replace(MODEL, coefficients=np.array([(COSTS | costs).get(f, 0.0) for f in FEATURES]))
 
 
-def test_rows_beyond_a_knot_cost_more_and_no_layout_escapes_all_of_it() -> None:
+def test_rows_beyond_a_knot_cost_more() -> None:
     model = bent(rows_over_256=0.01)
     price = forecast(LAYOUT, model=model, workload=WORK, speeds={})
     # 500 rows at each host of two experts, 1,000 at those of the hot one.
     assert price.layer_s == pytest.approx((1.0 + 2 * 2.44, 1.0 + 7.44))
-    assert price.fluid_step_s == pytest.approx(price.step_s)  # already even over both ranks
     twice = forecast(LAYOUT, model=model, workload=replace(WORK, num_microbatches=2), speeds={})
     assert twice.layer_s == pytest.approx((1.0, 1.0 + 4.88))  # 250 and 500 rows at a time
 
@@ -76,7 +74,6 @@ def test_everybody_waits_for_the_slow_rank_in_every_layer() -> None:
     assert price.dense_s == pytest.approx({0: 6.3, 1: 12.6})
     assert price.layer_s == pytest.approx((2.0, 2.0))
     assert price.step_s == pytest.approx(12.6 + 4.0)
-    assert price.fluid_step_s == pytest.approx(1.3 + 14.0 / 1.5)
 
 
 def test_shares_move_work_and_rows_are_whole() -> None:
