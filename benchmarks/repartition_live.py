@@ -63,7 +63,9 @@ LOSS_TOLERANCE = 2e-3
 PATIENCE_S = 180.0  # without a step
 COMMON: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 32}
 ROWS = 64  # of a step
-HEAD_ROWS = 2048  # of the emulated head: at most a tenth of a layer's work
+# Of the emulated model: heads as wide as the tiles of products, so that one more takes no more than
+# its work, and an output head of less than a tenth of a layer's work.
+EMULATED: dict[str, Any] = {"head_dim": 256, "vocab_size": 2048}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,7 @@ def config_of(case: Case, folder: Path, *, steps: int, scale: float) -> EngineCo
     layers = {"num_hidden_layers": case.num_layers}
     for name, content in (
         ("model", MODEL | {"head_dim": 4}),
-        ("shapes", SHAPES | {"vocab_size": HEAD_ROWS}),
+        ("shapes", SHAPES | EMULATED),
     ):
         path = folder / "model-of-case" / name
         path.mkdir(parents=True, exist_ok=True)

@@ -54,11 +54,13 @@ class ModuleKernels:
         products: Inputs and outputs of each matrix.
         streams: Kind and bytes per token of each pass over activations.
         attention: Of one token, where the module attends.
+        cuts_inputs: Whether a tensor group divides the inputs of its products, not the outputs.
     """
 
     products: tuple[tuple[int, int], ...] = ()
     streams: tuple[tuple[StreamKind, int], ...] = ()
     attention: Attention | None = None
+    cuts_inputs: bool = False
 
     def forward(self, lengths: tuple[int, ...], portion: Portion = WHOLE) -> list[Kernel]:
         """Return the kernels for documents of these lengths, in tokens."""
@@ -66,8 +68,10 @@ class ModuleKernels:
         if not tokens or not portion.shards:
             return []
         share = portion.shards
+        of_inputs, of_outputs = (share, 1.0) if self.cuts_inputs else (1.0, share)
         kernels: list[Kernel] = [
-            Product(tokens, i, max(round(o * share), 1)) for i, o in self.products
+            Product(tokens, max(round(i * of_inputs), 1), max(round(o * of_outputs), 1))
+            for i, o in self.products
         ]
         kernels += [Stream(kind, round(tokens * size * share)) for kind, size in self.streams]
         if self.attention is not None:
@@ -129,8 +133,9 @@ def model_kernels(skeleton: Skeleton, shapes: Skeleton) -> ModelKernels:
     for name, _ in skeleton.module.named_modules():
         if not any(name == experts or name.startswith(f"{experts}.") for experts in names):
             kernels = _module_kernels(shapes, name)
+            cut = skeleton.cuts.get(f"{name}.weight")
             if kernels != ModuleKernels():
-                modules[name] = kernels
+                modules[name] = replace(kernels, cuts_inputs=cut is not None and cut.dim == 1)
     experts = {}
     for one in skeleton.experts:
         if one is not None:

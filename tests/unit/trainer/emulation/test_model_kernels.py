@@ -10,7 +10,7 @@ from pacekeeper.core.kernel_laws.kernels import (
     Stream,
     StreamKind,
 )
-from pacekeeper.trainer.emulation.model_kernels import model_kernels
+from pacekeeper.trainer.emulation.model_kernels import Portion, model_kernels
 from pacekeeper.trainer.model.skeleton import Skeleton, build_skeleton
 from support.engines import BUILDING
 from support.tiny_models import tiny_config
@@ -59,6 +59,16 @@ def test_a_larger_model_of_the_family_gives_the_shapes() -> None:
     assert q == [Product(7, 256, 8 * 64)]
     (_, up, down, *_) = kernels.experts["model.layers.0.mlp.experts"].forward([9])
     assert (up, down) == (GroupedProduct((9,), 256, 1024), GroupedProduct((9,), 512, 256))
+
+
+def test_a_tensor_group_divides_outputs_of_the_first_products_and_inputs_of_the_last() -> None:
+    with BUILDING:
+        divided = build_skeleton(tiny_config("qwen3_moe"), num_attention_shards=2)
+    of = model_kernels(divided, skeleton()).modules
+    half = Portion(shards=0.5)
+    q, o = (of[f"model.layers.0.self_attn.{name}_proj"].forward((7,), half) for name in "qo")
+    assert (q, o) == ([Product(7, 64, 64)], [Product(7, 64, 64)])
+    assert of["model.layers.0.self_attn.o_proj"].forward((7,)) == [Product(7, 128, 64)]
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "glm4_moe"])
