@@ -321,8 +321,8 @@ def undisturbed(case: Case, folder: Path, *, steps: int) -> list[float]:
     """Return the losses of the same steps of one process on the whole model."""
     (folder / "job").mkdir(parents=True)
     config = config_of(case, folder, steps=steps, scale=1.0)
-    whole = {"num_stages": 1, "tensor_size": 1, "replicas": 1, "rows_per_microbatch": ROWS}
-    config = replace(config, emulate=False, **whole)
+    config = replace(config, emulate=False, num_stages=1, tensor_size=1, replicas=1)
+    config = replace(config, rows_per_microbatch=ROWS)
     write_job(folder, config)
     settings = write_settings(folder, config)
     command = command_line(

@@ -88,7 +88,7 @@ def test_rows_of_a_slow_stage_go_to_another_pipeline_until_a_rank_dies(tmp_path:
 
 @pytest.mark.parametrize("newcomers", [1, 2])
 def test_ranks_join_while_rows_differ_by_stage(tmp_path: Path, newcomers: int) -> None:
-    """One widens a stage's group, two are a pipeline more; plans of shares go on then."""
+    """One stands by, two are a pipeline more; plans of shares go on then."""
     slow = {"emulate": True, "emulated_step_s": 0.1, "emulated_noise": False}
     config = exact_job(tmp_path, steps=100_000, **slow, **STAGES)
     with Fleet(directory=tmp_path, config=config) as fleet:
