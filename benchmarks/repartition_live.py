@@ -4,12 +4,14 @@ Each case is a real fleet as `pacekeeper demo` starts it (controller, two agents
 ranks on gloo) on the emulated device. Some ranks become slow; the controller finds them and
 changes the layout while training goes on.
 
-- `fluid_fraction`: the rate after the last plan over the fluid limit. At the limit, the devices'
-  part of a healthy step lasts longer by as much as the mean speed is lower, and the rest of it
-  (exchanges, optimizer, votes: work of this host) as long as before. The devices' part is their
-  mean time of compute, and in pipelines their idle time with it, by the schedule.
-- `without_plan`: the rate of the same run from the onset to the first plan, over the same limit. A
-  case in which that reaches the bar shows nothing, and misses it; so does one beyond the limit.
+- `fluid_fraction`: the limit of a step's time over what it takes after the last plan. At the fluid
+  limit, the devices' part of a healthy step lasts longer by as much as the mean speed is lower, and
+  the rest of it (exchanges, optimizer, votes: work of this host) as long as before. The devices'
+  part is their mean time of compute, and in pipelines their idle time with it, by the schedule.
+  What a step takes is the lower quartile of a phase: other processes of this host only lengthen
+  steps.
+- `without_plan`: the same of the steps from the onset to the first plan. A case in which that
+  reaches the bar shows nothing, and misses it; so does one beyond the limit.
 - `busy_healthy`, `busy_after`: the share of the devices' time, at their speeds, that is spent on
   work.
 - `overrun_share`: the share of the time in which a device waited for this host's arithmetic.
@@ -29,6 +31,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -42,7 +45,6 @@ from pacekeeper.cli.demo.metrics import (
     LoggedStep,
     busy_share,
     overrun_share,
-    tokens_per_s,
 )
 from pacekeeper.cli.demo.process import command_line
 from pacekeeper.cli.demo.recorder import Recorder, read_injected_faults, read_step_log
@@ -168,19 +170,26 @@ class Figures:
     reasons: Sequence[str] = field(default_factory=list)
 
 
-def fluid_limit(
-    healthy: float, slow: Mapping[int, float], num_ranks: int, device_share: float
+def fluid_step_s(
+    healthy_s: float, device_s: float, slow: Mapping[int, float], num_ranks: int
 ) -> float:
-    """Return the rate if the devices' part of a healthy step scaled with the sum of the speeds.
+    """Return what a step takes if the devices' part of it scales with the sum of the speeds.
 
     Args:
-        healthy: Tokens per second with all devices well.
+        healthy_s: Seconds of a step with all devices well.
+        device_s: The devices' part of it.
         slow: Slowdown of each slow rank.
         num_ranks: Of the job.
-        device_share: The devices' part of a healthy step, 0 to 1.
     """
     speeds = num_ranks - len(slow) + sum(1.0 / slowdown for slowdown in slow.values())
-    return healthy / (1.0 + device_share * (num_ranks / speeds - 1.0))
+    return healthy_s + min(device_s, healthy_s) * (num_ranks / speeds - 1.0)
+
+
+def usual_step_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
+    """Return the lower quartile of the seconds of a phase's steps; None: it has none."""
+    ended_s = {s.step: s.ended_s for s in steps}
+    spent_s = sorted(ended_s[n] - ended_s[n - 1] for n in phase)
+    return spent_s[len(spent_s) // 4] if spent_s else None
 
 
 def figures_of(run: Run, case: Case, losses: Sequence[float]) -> Figures:
@@ -200,16 +209,16 @@ def figures_of(run: Run, case: Case, losses: Sequence[float]) -> Figures:
     healthy = range(max(start + 1, FIRST_HEALTHY_STEP), run.onset_step)
     degraded = range(run.onset_step, plans[0] if plans else last + 1)
     after = range(plans[-1] + 1 if plans else last + 1, last + 1)
-    rate = tokens_per_s(steps, healthy)
-    busy = busy_share(run.logs, healthy, {}), busy_share(run.logs, after, case.slow)
-    limit = None
-    if rate is not None and busy[0] is not None:
-        share = min(1.0, busy[0] * case.idle_factor)
-        limit = fluid_limit(rate, case.slow, len(run.logs), share)
+    healthy_s = usual_step_s(steps, healthy)
+    computed = [s.compute_s for log in run.logs.values() for s in log if s.step in healthy]
+    limit_s = None
+    if healthy_s is not None and None not in computed:
+        device_s = mean(filter(None, computed)) * case.idle_factor
+        limit_s = fluid_step_s(healthy_s, device_s, case.slow, len(run.logs))
 
     def fraction(phase: range, least: int) -> float | None:
-        found = tokens_per_s(steps, phase) if len(phase) >= least else None
-        return None if found is None or limit is None else found / limit
+        taken_s = usual_step_s(steps, phase) if len(phase) >= least else None
+        return None if taken_s is None or limit_s is None else limit_s / taken_s
 
     layout, _ = run.layouts.get(generations[last], (None, ""))
     return Figures(
@@ -218,8 +227,8 @@ def figures_of(run: Run, case: Case, losses: Sequence[float]) -> Figures:
         steps_to_first_plan=plans[0] - run.onset_step if plans else None,
         steps_to_last_plan=plans[-1] - run.onset_step if plans else None,
         num_plans=len(plans),
-        busy_healthy=busy[0],
-        busy_after=busy[1],
+        busy_healthy=busy_share(run.logs, healthy, {}),
+        busy_after=busy_share(run.logs, after, case.slow),
         overrun_share=max(overrun_share(run.logs, phase) for phase in (healthy, after)),
         loss_difference=max(abs(s.loss / losses[s.step] - 1.0) for s in steps),
         found=sorted(run.found),

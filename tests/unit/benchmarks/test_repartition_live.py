@@ -13,9 +13,10 @@ from benchmarks.repartition_live import (
     Case,
     Run,
     figures_of,
-    fluid_limit,
+    fluid_step_s,
     is_kept,
     layout_text,
+    usual_step_s,
 )
 
 from pacekeeper.cli.demo.metrics import LoggedStep
@@ -27,11 +28,20 @@ LOSSES = [1.0] * (LAST + 1)
 
 
 def test_the_limit_is_a_healthy_step_whose_part_of_devices_takes_longer() -> None:
-    assert fluid_limit(400.0, {}, 4, 1.0) == 400.0
-    assert fluid_limit(400.0, {1: 2.0}, 4, 1.0) == pytest.approx(350.0)
-    assert fluid_limit(400.0, {1: 2.0, 3: 4.0}, 4, 1.0) == pytest.approx(275.0)
-    assert fluid_limit(400.0, {1: 2.0}, 4, 0.5) == pytest.approx(400.0 / (1 + 0.5 / 7))
-    assert fluid_limit(400.0, {1: 2.0}, 4, 0.0) == 400.0
+    assert fluid_step_s(2.0, 2.0, {}, 4) == 2.0
+    assert fluid_step_s(2.0, 2.0, {1: 2.0}, 4) == pytest.approx(2.0 * 4 / 3.5)
+    assert fluid_step_s(2.0, 2.0, {1: 2.0, 3: 4.0}, 4) == pytest.approx(2.0 * 4 / 2.75)
+    assert fluid_step_s(2.0, 1.0, {1: 2.0}, 4) == pytest.approx(1.0 + 4 / 3.5)
+    assert fluid_step_s(2.0, 0.0, {1: 2.0}, 4) == 2.0
+    assert fluid_step_s(2.0, 9.0, {1: 2.0}, 4) == pytest.approx(2.0 * 4 / 3.5)
+
+
+def test_steps_that_others_on_the_host_lengthen_do_not_count() -> None:
+    steps = run(SECONDS).logs[0]
+    late = [replace(s, ended_s=s.ended_s + 5.0 * (s.step >= 12)) for s in steps]
+    phase = range(9, 17)
+    assert usual_step_s(late, phase) == usual_step_s(steps, phase) == pytest.approx(1.0)
+    assert usual_step_s(steps, range(9, 9)) is None
 
 
 def test_devices_idle_in_pipelines_by_their_schedule() -> None:
@@ -72,9 +82,9 @@ SECONDS = {"healthy": 1.0, "slow": 2.0, "planned": 1.25}
 
 def test_rates_are_those_between_the_changes_and_steps_count_from_the_onset() -> None:
     found = figures_of(run(SECONDS), CASE, LOSSES)
-    limit = 1 / (1 + 0.5 / 7)  # devices take half of a healthy step
-    assert found.fluid_fraction == pytest.approx((1 / 1.25) / limit)
-    assert found.without_plan == pytest.approx(0.5 / limit)
+    limit_s = 0.5 + 0.5 * 4 / 3.5  # devices take half of a healthy step
+    assert found.fluid_fraction == pytest.approx(limit_s / 1.25)
+    assert found.without_plan == pytest.approx(limit_s / 2.0)
     assert (found.steps_to_first_plan, found.steps_to_last_plan, found.num_plans) == (4, 6, 2)
     assert found.busy_healthy == pytest.approx(0.5)
     assert found.reasons == ["plan 2", "plan 3"]
