@@ -173,6 +173,7 @@ class Controller:
         self._inbox: deque[tuple[Sequence[Event], asyncio.Future[None]]] = deque()
         self._has_come = asyncio.Event()
         self._writes = WriteBatch()
+        self._unstored_s: float | None = None  # since when a write waits; None: none does
         self._is_over = False  # nothing is taken in any more
         self._failures: set[str] = set()  # that were told
 
@@ -275,10 +276,13 @@ class Controller:
     async def _drain(
         self, server: grpc.aio.Server, ingest: Fronts, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
-        """Shut down: report NOT_SERVING, end streams, process what arrived before, stop."""
+        """Shut down: report NOT_SERVING, end streams, process what arrived before, stop.
+
+        A controller that has lost its lease can store nothing, so it waits for nothing.
+        """
         await self._health.enter_graceful_shutdown()
         self.status.end_all()
-        await ingest.drain()
+        await (ingest.abort() if self.leadership.term() is None else ingest.drain())
         await server.stop(DRAIN_S)
         for task in tasks:
             task.cancel()
@@ -383,7 +387,8 @@ class Controller:
         writes = self._writes.of(state, commands, time.monotonic())
         if not writes:
             return
-        refused, began_s, unix_s = "", time.monotonic(), time.time()
+        refused, unix_s = "", time.time()
+        self._unstored_s = time.monotonic()
         while True:
             try:
                 await self._thread.run(write_all, self.store, state, writes, unix_s)
@@ -394,7 +399,6 @@ class Controller:
                 self.store.raise_if_lasting(error)
                 # Full, locked, unreadable or away for now: the world's fault.
                 self.metrics.store_retries.inc()
-                self.leadership.refused_since(began_s)
                 if str(error.orig) != refused:
                     refused = str(error.orig)
                     _log.error(
@@ -406,10 +410,15 @@ class Controller:
                 await asyncio.sleep(STORE_RETRY_S)
             else:
                 break
+        self._unstored_s = None
         self._writes.done(state, writes)
         if refused:
             _log.info("The store %s accepts writes again", self.store.database.name)
             await self._say_health("")
+
+    def write_waits_s(self) -> float:
+        """Seconds since when the oldest write waits for the store, answered or not; 0: none."""
+        return 0.0 if self._unstored_s is None else time.monotonic() - self._unstored_s
 
     async def _say_health(self, refused: str) -> None:
         """Report to health probes whether the store accepts writes."""

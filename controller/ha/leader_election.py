@@ -68,11 +68,11 @@ class LeaseLeadership:
         """Resign: the store belongs to a later term."""
         self._resign("the store belongs to a later term")
 
-    def refused_since(self, monotonic_s: float) -> None:
-        """Resign when nothing was stored for as long as a renewal may take."""
+    def check_write(self, waits_s: float) -> None:
+        """Resign when a write has waited as long as a renewal may: `waits_s`, in seconds."""
         timing = self._member.timing
-        if time.monotonic() - monotonic_s >= timing.duration_s - timing.margin_s:
-            self._resign("the store rejects writes")
+        if waits_s >= timing.duration_s - timing.margin_s:
+            self._resign(f"a write to the store has waited {waits_s:.1f} s")
 
     def _resign(self, why: str) -> None:
         if not self.has_resigned:
@@ -190,7 +190,7 @@ class _Election:
         self._metrics.age_s = lambda: 0.0
         controller = Controller(self._config, leadership, past, self._metrics)
         over = asyncio.Event()
-        watching = asyncio.create_task(_watch(leadership, self._stop, over))
+        watching = asyncio.create_task(self._watch(leadership, controller, over))
         try:
             await controller.serve(over)
         finally:
@@ -198,6 +198,15 @@ class _Election:
             self._metrics.set_leading(False)
             self._last = controller.state, time.monotonic()
         return leadership.has_resigned
+
+    async def _watch(
+        self, leadership: LeaseLeadership, controller: Controller, over: asyncio.Event
+    ) -> None:
+        """Set `over` on shutdown, or when the lease is lost or given up."""
+        while not self._stop.is_set() and leadership.term() is not None:
+            leadership.check_write(controller.write_waits_s())
+            await pause(self._stop, LOOK_S)
+        over.set()
 
 
 async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
@@ -213,13 +222,6 @@ async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
         raise
     finally:
         thread.close()
-
-
-async def _watch(leadership: LeaseLeadership, stop: asyncio.Event, over: asyncio.Event) -> None:
-    """Set `over` on shutdown or when the lease is lost."""
-    while not stop.is_set() and leadership.term() is not None:
-        await pause(stop, LOOK_S)
-    over.set()
 
 
 async def pause(stop: asyncio.Event, pause_s: float) -> None:

@@ -44,10 +44,6 @@ class Leadership(Protocol):
         """Called when the store belongs to a later term."""
         ...
 
-    def refused_since(self, monotonic_s: float) -> None:
-        """Called while the store rejects writes; `monotonic_s`: since when."""
-        ...
-
 
 class Standalone:
     """The only controller of a fleet, with an SQLite store."""
@@ -76,6 +72,3 @@ class Standalone:
 
     def lost(self) -> None:
         """Never called: no other controller writes the store."""
-
-    def refused_since(self, monotonic_s: float) -> None:
-        """Do nothing: it waits for its disk."""

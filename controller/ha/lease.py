@@ -241,7 +241,7 @@ def set_eligible(member: ElectionMember, from_s: float) -> ElectionMember:
 
 def resign(member: ElectionMember) -> ElectionMember:
     """Release the lease; take over nothing until it is eligible again."""
-    return replace(member, eligible_s=inf, until_s=-inf if member.term else member.until_s)
+    return replace(member, eligible_s=inf)
 
 
 def leave(member: ElectionMember) -> ElectionMember:

@@ -72,6 +72,10 @@ class Fronts:
         """End all streams, take in what came before, then end the processes."""
         await asyncio.gather(*(one.drain() for one in self._supervisors))
 
+    async def abort(self) -> None:
+        """End the processes at once, where nothing can be stored any more."""
+        await asyncio.gather(*(one.abort() for one in self._supervisors))
+
     def _supervisor(self, index: int) -> IngestSupervisor:
         remainder = (index + 1) % self._count
         return IngestSupervisor(

@@ -176,6 +176,11 @@ class IngestSupervisor:
                     await self._is_read.wait()
         await self._end()
 
+    async def abort(self) -> None:
+        """End the process at once; nothing more of what its agents sent is taken in."""
+        self._draining.set()
+        await self._end()
+
     async def _serve(self) -> str:
         """Read until the line ends; why it did."""
         watching = asyncio.create_task(self._watch())

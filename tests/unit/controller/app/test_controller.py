@@ -1,6 +1,7 @@
 """Changes are stored once before any command leaves, whatever disk, server and rivals do."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,13 +63,12 @@ class Rivalled(Standalone):
     def __init__(self) -> None:
         super().__init__()
         self.is_lost = False
-        self.refusals = list[float]()
+
+    def term(self) -> int | None:
+        return None if self.is_lost else super().term()
 
     def lost(self) -> None:
         self.is_lost = True
-
-    def refused_since(self, monotonic_s: float) -> None:
-        self.refusals.append(monotonic_s)
 
 
 def played(
@@ -113,12 +113,36 @@ def test_what_a_full_disk_refused_is_stored_once_before_any_command(
         putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=MANY)]))
         await until(lambda: retries(controller) >= 4, "it is refused")
         assert len(executed) == FEW and not putting.done()
-        assert len(set(office.refusals)) == 1, "refused since the first attempt"
+        waits_s = controller.write_waits_s()
+        await until(lambda: retries(controller) >= 5, "it is refused again")
+        assert controller.write_waits_s() > waits_s > 0.0, "since the first attempt"
         await controller._thread.run(has_room)
         await putting
-        assert len(executed) == FEW + MANY
+        assert len(executed) == FEW + MANY and controller.write_waits_s() == 0.0
         rows = execute(controller.store, "SELECT decision_id FROM decisions ORDER BY decision_id")
         assert [number for (number,) in rows] == [*range(1, FEW + MANY + 1)]
+
+    played(tmp_path, monkeypatch, scene)
+
+
+def test_a_write_without_an_answer_waits_since_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def write_all(*values: Any) -> None:
+        is_asked.set()
+        assert may_answer.wait(PATIENCE_S)
+        write_batch.write_all(*values)
+
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        monkeypatch.setattr(app, "write_all", write_all)
+        putting = asyncio.create_task(controller._put_all([Tick(unix_offset_s=FEW)]))
+        await until(is_asked.is_set, "the write is asked for")
+        assert controller.write_waits_s() > 0.0 and not executed
+        may_answer.set()
+        await putting
+        assert controller.write_waits_s() == 0.0 and len(executed) == FEW
 
     played(tmp_path, monkeypatch, scene)
 
@@ -137,6 +161,35 @@ def test_where_another_leads_nothing_is_executed_nor_acknowledged(
             await asyncio.sleep(0.001)
         assert not executed and not putting.done()
         putting.cancel()
+
+    played(tmp_path, monkeypatch, scene)
+
+
+class Ends:
+    """In place of ingest processes and server: which of their ends was asked for."""
+
+    def __init__(self) -> None:
+        self.asked = list[str]()
+
+    async def abort(self) -> None:
+        self.asked.append("abort")
+
+    async def drain(self) -> None:
+        self.asked.append("drain")
+
+    async def stop(self, grace_s: float) -> None:
+        self.asked.append("stop")
+
+
+@pytest.mark.parametrize(("is_lost", "how"), [(False, "drain"), (True, "abort")])
+def test_reports_that_can_be_stored_are_waited_for_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool, how: str
+) -> None:
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        office.is_lost = is_lost
+        ends: Any = Ends()
+        await controller._drain(ends, ends, [])
+        assert ends.asked == [how, "stop"]
 
     played(tmp_path, monkeypatch, scene)
 

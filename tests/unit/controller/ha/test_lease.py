@@ -73,6 +73,7 @@ class TestResigning:
     def test_it_releases_and_leaves_the_record_to_others(self) -> None:
         member = lease.resign(leading())
         assert lease.active_term(member, 100.0) == 0
+        member = lease.time_passes(member, 100.0)  # as the renewer does before each step
         step = lease.next_step(member, 100.0)
         assert isinstance(step, Write) and (step.record.run_id, step.record.term) == ("", 4)
         member = lease.has_written(member, step, 100.1)
