@@ -105,10 +105,10 @@ def measure(
     rings = folder / "rings"
     rings.mkdir()
     store = str(folder / "store.sqlite")
-    listen = ("--listen", "127.0.0.1:0", "--store", store)
+    listen = ("--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0", "--store", store)
     with started("controller", *listen) as controller:
         assert controller.stdout is not None
-        address = controller.stdout.readline().removeprefix("listening on ").strip()
+        address = controller.stdout.readline().split()[2]
         port = free_port()
         options = ["--controller", address, "--ring-dir", str(rings), "--node", "n0"]
         options += ["--metrics-listen", f"127.0.0.1:{port}"]

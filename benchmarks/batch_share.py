@@ -152,10 +152,16 @@ def watched(folder: Path) -> Iterator[Path]:
 
     try:
         controller = start(
-            "controller", "--listen", "127.0.0.1:0", "--store", str(folder / "store.sqlite")
+            "controller",
+            "--listen",
+            "127.0.0.1:0",
+            "--api-listen",
+            "127.0.0.1:0",
+            "--store",
+            str(folder / "store.sqlite"),
         )
         assert controller.stdout is not None
-        address = controller.stdout.readline().removeprefix("listening on ").strip()
+        address = controller.stdout.readline().split()[2]
         start(
             "agent", "--controller", address, "--node", "node-0", "--ring-dir", str(rings),
             "--metrics-listen", "",

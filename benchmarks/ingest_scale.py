@@ -54,6 +54,7 @@ class Controller:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._folder, self._arguments = folder, arguments
         self.address = ("127.0.0.1", free_port(20000))
+        self.api = f"127.0.0.1:{free_port(22000)}"
         self._metrics = f"127.0.0.1:{free_port(25000)}"
         self._process: subprocess.Popen[str] | None = None
 
@@ -62,6 +63,7 @@ class Controller:
         command = [
             *(sys.executable, *FLAGS),
             *("--listen", f"{self.address[0]}:{self.address[1]}"),
+            *("--api-listen", self.api),
             *("--store", str(self._folder / "store.sqlite")),
             *("--metrics-listen", self._metrics, *self._arguments),
         ]

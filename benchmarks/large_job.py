@@ -91,9 +91,8 @@ class Run:
     status: Any = field(init=False)  # the stub of its status service
 
     def __post_init__(self) -> None:
-        host, port = self.swarm.address
         options = [("grpc.max_receive_message_length", 1 << 30)]
-        channel = grpc.insecure_channel(f"{host}:{port}", options=options)
+        channel = grpc.insecure_channel(self.controller.api, options=options)
         self.status = status_pb2_grpc.StatusServiceStub(channel)
 
     def incidents(self) -> list[Any]:

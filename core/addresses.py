@@ -7,7 +7,8 @@ resolves a name.
 import ipaddress
 
 # Below 32768: an outgoing connection never gets one of these as its own port.
-GRPC_PORT = 7443
+AGENT_PORT = 7443
+API_PORT = 7444
 METRICS_PORT = 9464
 
 

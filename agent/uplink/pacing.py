@@ -94,7 +94,7 @@ class ReportPacer:
         self._slow.keep(pids)
 
     def is_due(self, now_s: float, *, is_urgent: bool = False, is_connected: bool = True) -> bool:
-        """Whether to send a report now.
+        """Decide whether a report is due.
 
         Args:
             now_s: Monotonic clock.

@@ -106,8 +106,8 @@ def open_channel(client: ClientConfig) -> Iterator[Any]:
             ) from None
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise UnreachableError(
-                f"{address} answers, but is not a controller of this version: {details}",
-                remedy="give the controller's address with --controller",
+                f"{address} answers, but serves no commands of this version: {details}",
+                remedy="give the controller's api_listen address with --controller",
             ) from None
         raise PacekeeperError(
             f"the controller at {address} returned {code.name}: {details}"
@@ -140,7 +140,7 @@ def _find_leader(client: ClientConfig) -> str:
     if len(addresses) == 1:
         return addresses[0]
     answers: SimpleQueue[tuple[str, str, Any]] = SimpleQueue()
-    readable = ""
+    readable = wrong = ""
     with contextlib.ExitStack() as stack:
         # In parallel: a frozen controller delays no answer, a busy one gets the usual deadline.
         for address in addresses:
@@ -154,15 +154,18 @@ def _find_leader(client: ClientConfig) -> str:
                 )
         for _ in range(2 * len(addresses)):
             address, service, answer = answers.get()
-            with contextlib.suppress(grpc.RpcError):
+            try:
                 if answer.result().status == serving:
                     if not service:
                         return address
                     readable = address
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    wrong = f"; {address}: {error.details()}"
     if readable:
         return readable
     raise UnreachableError(
-        f"none of the controllers at {client.controller} is the leader, or answers reads",
+        f"none of the controllers at {client.controller} is the leader, or answers reads{wrong}",
         remedy="a failover takes seconds: retry, or start them with `pacekeeper controller`",
     )
 

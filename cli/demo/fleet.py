@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -26,6 +27,7 @@ from pacekeeper.core.telemetry.shm_ring import COMMAND_OFFSET, decode_header, ri
 NUM_NODES = 2
 RANKS_PER_NODE = 2
 NUM_RANKS = NUM_NODES * RANKS_PER_NODE
+LISTENING = re.compile(r"listening on (\S+) for agents, (\S+) for commands\n")
 PORTS = range(29400, 32000)
 PORTS_PER_PROCESS = 7  # distance between the first ports tried by processes with adjacent IDs
 START_TIMEOUT_S = 60.0
@@ -77,11 +79,14 @@ class Fleet:
 
     Attributes:
         run_dir: a claimed directory (`claim_run_dir`) for logs, store and step logs.
+        listen: HOST:PORT of the controller for agents.
+        address: HOST:PORT of the controller for commands.
         config: settings of the job; its model and data are there (`job.write_job`).
     """
 
     run_dir: Path
     config: EngineConfig
+    listen: str = ""
     address: str = ""
     ring_root: Path = field(init=False)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -112,14 +117,15 @@ class Fleet:
     def _start(self) -> None:
         self._spawn(
             "controller",
-            ["controller", "--listen", "127.0.0.1:0", "--store", self._path("controller.sqlite")],
+            ["controller", "--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0"]
+            + ["--store", self._path("controller.sqlite")],
         )
-        self.address = self._wait_for_listening()
+        self.listen, self.address = self._wait_for_listening()
         for node in range(NUM_NODES):
             (self.ring_root / f"node-{node}").mkdir()
             self._spawn(
                 f"agent-{node}",
-                ["agent", "--controller", self.address, "--node", f"node-{node}"]
+                ["agent", "--controller", self.listen, "--node", f"node-{node}"]
                 + ["--ring-dir", self.ring_dir(node), "--metrics-listen", ""]
                 + ["--record", self._path("traces")],
             )
@@ -150,13 +156,12 @@ class Fleet:
                 start_new_session=True,  # Ctrl-C reaches this process only; it stops the fleet
             )
 
-    def _wait_for_listening(self) -> str:
+    def _wait_for_listening(self) -> tuple[str, str]:
         log = self.run_dir / "logs" / "controller.log"
         give_up_s = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up_s:
-            for line in log.read_text(errors="replace").splitlines():
-                if line.startswith("listening on "):
-                    return line.removeprefix("listening on ").strip()
+            if found := LISTENING.search(log.read_text(errors="replace")):
+                return found[1], found[2]
             self.check()
             time.sleep(0.05)
         raise PacekeeperError("the controller did not start in time", remedy=f"see {log}")

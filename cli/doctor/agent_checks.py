@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.cli.doctor.file_checks import (
+    REACH_TIMEOUT_S,
     NamedCheck,
     certificate_checks,
     check_controller_reachable,
@@ -16,6 +18,7 @@ from pacekeeper.cli.doctor.file_checks import (
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.metrics import MetricsConfig
+from pacekeeper.core.errors import ConfigError, UnreachableError
 
 
 def agent_checks(config: AgentConfig, own_address: str = "") -> Iterator[NamedCheck]:
@@ -65,7 +68,7 @@ def agent_checks(config: AgentConfig, own_address: str = "") -> Iterator[NamedCh
     client = ClientConfig(
         controller=config.controller, token_file=config.token_file, tls=config.tls
     )
-    yield "controller", partial(check_controller_reachable, client, own_address)
+    yield "controller", partial(check_controller_reachable, client, own_address, _ask_for_layout)
 
 
 def check_metrics_files(config: MetricsConfig) -> str:
@@ -80,6 +83,39 @@ def check_metrics_files(config: MetricsConfig) -> str:
         tls.server_context(config.tls)
     tls.read_token(config.token_file)
     return "with TLS" if config.cert else "without TLS"
+
+
+def _ask_for_layout(config: ClientConfig, address: str) -> str:
+    """Ask a controller's port for agents for a layout that does not exist.
+
+    Raises:
+        ConfigError: the port is the controller's, but not that for agents.
+        UnreachableError: no controller answers.
+        HostError: as `tls.check_client`.
+    """
+    import grpc
+
+    from pacekeeper.controller.api.staleness import STANDS_BY
+    from pacekeeper.protos import control_pb2, control_pb2_grpc, tls
+
+    with tls.client_channel(address, config.tls) as channel:
+        stub: Any = control_pb2_grpc.AgentControlServiceStub(channel)
+        try:
+            stub.FetchLayout(control_pb2.FetchLayoutRequest(), timeout=REACH_TIMEOUT_S)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or "no details"
+        else:
+            code, details = grpc.StatusCode.UNKNOWN, "an answer that was not asked for"
+    if code is grpc.StatusCode.NOT_FOUND:
+        return "takes agents in"
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        raise ConfigError(f"{address}: {details}", remedy="set [agent] controller to that address")
+    if details.startswith(STANDS_BY):
+        return "answers as standby"
+    raise UnreachableError(
+        f"no controller for agents at {address}: {details}",
+        remedy="start one with `pacekeeper controller`, or correct [agent] controller and [tls]",
+    )
 
 
 def _sentinel(path: Path) -> Check | str:

@@ -45,14 +45,10 @@ def check_config(config_file: str, readers: tuple[str, ...] = ()) -> tuple[Check
     known = ", ".join(f"[{table}]" for table in tables) or "no tables: all defaults"
     first = Check(name="file", health=Health.OK, found=f"{known}; read by {' and '.join(readers)}")
     has_controller = "controller" in readers
-    own_address = load_settings(ControllerConfig, config_file).listen if has_controller else ""
+    own = load_settings(ControllerConfig, config_file) if has_controller else None
     return (
         first,
-        *(
-            check
-            for reader in readers
-            for check in _checks_of_reader(reader, config_file, own_address)
-        ),
+        *(check for reader in readers for check in _checks_of_reader(reader, config_file, own)),
     )
 
 
@@ -62,7 +58,9 @@ def readers_of(tables: tuple[str, ...]) -> tuple[str, ...]:
     return found or ("controller",)
 
 
-def _checks_of_reader(reader: str, config_file: str, own_address: str) -> Iterator[Check]:
+def _checks_of_reader(
+    reader: str, config_file: str, own: ControllerConfig | None
+) -> Iterator[Check]:
     checks: Iterator[NamedCheck]
     match reader:
         case "controller":
@@ -70,9 +68,12 @@ def _checks_of_reader(reader: str, config_file: str, own_address: str) -> Iterat
                 load_settings(ControllerConfig, config_file)
             )
         case "agent":
-            checks = agent_checks.agent_checks(load_settings(AgentConfig, config_file), own_address)
+            checks = agent_checks.agent_checks(
+                load_settings(AgentConfig, config_file), "" if own is None else own.listen
+            )
         case _:
             client = load_settings(ClientConfig, config_file)
+            own_address = "" if own is None else own.api_listen
             checks = iter(
                 [("controller", partial(check_controller_reachable, client, own_address))]
             )

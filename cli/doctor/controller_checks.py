@@ -34,10 +34,10 @@ def controller_checks(config: ControllerConfig) -> Iterator[NamedCheck]:
     if config.access.tokens:
         yield "[access] tokens", partial(_check_tokens, config)
     yield "store", partial(_check_store, config)
-    audit = config.audit_path
-    yield "[access] audit", partial(check_writable, Path(audit))
+    yield "[access] audit", lambda: check_writable(Path(config.audit_path))
     yield "addresses", partial(_check_addresses, config)
     yield "listen", partial(check_listen_address, "--listen", config.listen)
+    yield "api_listen", partial(check_listen_address, "--api-listen", config.api_listen)
     if config.metrics_listen:
         yield (
             "metrics_listen",
@@ -122,8 +122,11 @@ def _check_addresses(config: ControllerConfig) -> str:
         ConfigError: two are the same.
     """
     named = {
-        "listen": config.listen, "metrics_listen": config.metrics_listen, "web": config.web
-    }  # fmt: skip
+        "listen": config.listen,
+        "api_listen": config.api_listen,
+        "metrics_listen": config.metrics_listen,
+        "web": config.web,
+    }
     used: dict[str, str] = {}
     for setting, address in named.items():
         if not address or address.endswith(":0"):

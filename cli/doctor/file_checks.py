@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.core.addresses import split_address, split_addresses
+from pacekeeper.core.addresses import split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 
@@ -78,18 +77,14 @@ def check_listen_address(option: str, address: str) -> Check | str:
     Raises:
         HostError: the address is not one of this machine, or not permitted.
     """
-    host, number = split_address(address, first_port=0)
-    try:
-        family, kind, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        failure = listen_error(address, error, option=option, rival="this or another service")
-        if error.errno == errno.EADDRINUSE:
-            return Check(name="", health=Health.LIMITED, found=failure.what, remedy=failure.remedy)
-        raise failure from None
-    return f"{address} is free"
+    from pacekeeper.protos.listening import bind_error
+
+    if (error := bind_error(address)) is None:
+        return f"{address} is free"
+    failure = listen_error(address, error, option=option, rival="this or another service")
+    if error.errno == errno.EADDRINUSE:
+        return Check(name="", health=Health.LIMITED, found=failure.what, remedy=failure.remedy)
+    raise failure
 
 
 def check_writable(path: Path) -> str:
@@ -109,21 +104,27 @@ def check_writable(path: Path) -> str:
     return f"{path}"
 
 
-def check_controller_reachable(config: ClientConfig, own_address: str = "") -> Check | str:
-    """Check that the controllers answer a health check with these credentials.
+def check_controller_reachable(
+    config: ClientConfig,
+    own_address: str = "",
+    ask: Callable[[ClientConfig, str], str] | None = None,
+) -> Check | str:
+    """Check that the controllers answer with these credentials.
 
     Args:
         config: addresses and credentials.
         own_address: address of the controller of the same file, which may not be started yet.
+        ask: calls one address and returns how it answers; default: a health check.
 
     Raises:
         UnreachableError: no controller answers.
         ConfigError, HostError, DeniedError: as `client.open_channel`.
     """
+    ask = ask or ask_health
     answers, first = list[str](), None
     for address in split_addresses(config.controller):
         try:
-            answers.append(f"{address} {_health(config, address)}")
+            answers.append(f"{address} {ask(config, address)}")
         except UnreachableError as error:
             first = first or error
             answers.append(f"{address} does not answer")
@@ -146,7 +147,8 @@ def check_controller_reachable(config: ClientConfig, own_address: str = "") -> C
     return "; ".join(answers)
 
 
-def _health(config: ClientConfig, address: str) -> str:
+def ask_health(config: ClientConfig, address: str) -> str:
+    """Ask a controller's port for commands whether it leads. Raises as `client.open_channel`."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from pacekeeper.cli.common.client import open_channel

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pacekeeper.cli.common.extras import missing_by_extra
 from pacekeeper.cli.doctor.checks import Check, Health
-from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
+from pacekeeper.core.addresses import AGENT_PORT, API_PORT, METRICS_PORT
 from pacekeeper.core.errors import ExitCode, VersionError
 from pacekeeper.core.telemetry import shm_ring
 
@@ -39,7 +39,8 @@ def run_checks(ring_dir: Path) -> tuple[Check, ...]:
         check_torch,
         check_nvml,
         check_grpc,
-        lambda: check_port(GRPC_PORT, "controller"),
+        lambda: check_port(AGENT_PORT, "controller, for agents"),
+        lambda: check_port(API_PORT, "controller, for commands"),
         lambda: check_port(METRICS_PORT, "metrics endpoint of the agent"),
         check_resolver,
         check_open_files,

@@ -17,7 +17,8 @@ GARBAGE_AFTER = 100_000  # allocations
 @settings_options(
     ControllerConfig,
     "TOML file with the controller's settings.",
-    click.option("--listen", help="HOST:PORT of the gRPC server; port 0: any free port."),
+    click.option("--listen", help="HOST:PORT that agents attach to; port 0: any free port."),
+    click.option("--api-listen", help="HOST:PORT of commands and status; port 0: any free port."),
     click.option(
         "--store", help="Path of an SQLite file, or postgresql://... of several controllers."
     ),

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+STANDS_BY = "this controller stands by"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
@@ -24,8 +26,8 @@ class Staleness:
     def reason(self) -> str:
         """Why this controller executes nothing."""
         if not self.leader:
-            return "this controller stands by, and none leads now"
-        return f"this controller stands by; the last to lead is {self.leader}"
+            return f"{STANDS_BY}, and none leads now"
+        return f"{STANDS_BY}; the last to lead is {self.leader}"
 
     @property
     def notice(self) -> str:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import grpc.aio
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pacekeeper.controller.api.auth.listeners import (
     ListenerSetup,
-    bind_error,
+    listening_line,
     reject_unprotected_listeners,
 )
 from pacekeeper.controller.api.operator_service import OperatorService
@@ -34,7 +33,6 @@ from pacekeeper.controller.app.effects import CommandExecutor, Planner
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.fronts import Fronts
-from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
 from pacekeeper.controller.ingest.supervisor import PortTakenError
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import merge_reports
@@ -55,7 +53,6 @@ from pacekeeper.controller.storage.restore import open_past
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, write_all
-from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.cost.named_regressor import regressor_factory
@@ -67,6 +64,7 @@ from pacekeeper.protos import (
     status_pb2,
     status_pb2_grpc,
 )
+from pacekeeper.protos.listening import RIVAL, bind_error, start_server
 from pacekeeper.protos.stale_reads import READS
 
 
@@ -86,7 +84,6 @@ MAX_TOLD = 256  # failures remembered, so that each is told once
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
 _SERVICES = (
-    _CONTROL,
     status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
     operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
 )
@@ -122,7 +119,6 @@ class Controller:
         if config.detector.cost_model:
             regressor_factory(config.detector.cost_model)
         self.config = config
-        self._address = split_address(config.listen, first_port=0)
         self.leadership = Standalone() if leadership is None else leadership
         unix_offset_s = time.time() - time.monotonic()
         self.store, self.state = past or open_past(config.store, unix_offset_s)
@@ -137,7 +133,7 @@ class Controller:
             put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
-            say=lambda frame: None if self.ingest is None else self.ingest.say(frame),
+            send_frame=self._send_frame,
             attach_policy=self.listener_setup.interceptor,
             leadership=self.leadership,
         )
@@ -196,26 +192,25 @@ class Controller:
                 return  # over before it began: nobody is told anything
             if self._serves_metrics:
                 stack.enter_context(self.metrics.serving(self.config))
-            server, address = await self._serve(stack.enter_context(own_folder()))
+            server, api_address = await self._serve_people()
             stack.push_async_callback(server.stop, None)
-            ingest = await self._open_ingest(address)
+            ingest = await self._open_ingest(api_address)
+            await self._report_health("")
             tasks = [
                 asyncio.create_task(part)
                 for part in (
                     run_heartbeat(self.metrics.lag),
                     *(self._consume(), self._tick(), ingest.run()),
                     *(self.agents.acknowledge(), self.agents.keep_pace()),
-                    stays(Path(address.removeprefix("unix:"))),
                 )
             ]
             stack.push_async_callback(self._drain, server, ingest, tasks)
-            stack.callback(tasks[-1].cancel)  # from here on it is we who take the socket away
             if self.web is not None:
                 tasks.append(asyncio.create_task(self.web.serve()))
                 stack.push_async_callback(self.web.close, tasks[-1])
                 _log.info("web=%s", self.web.url)
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
-                print(f"listening on {ingest.address}", flush=True)
+                print(listening_line(ingest.address, api_address), flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
             threading.Thread(target=preload_numerics, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
@@ -223,42 +218,45 @@ class Controller:
             for task in done:
                 task.result()
 
-    async def _serve(self, folder: Path) -> tuple[grpc.aio.Server, str]:
-        """Start the gRPC server for all but agents' streams, on a private socket."""
+    async def _serve_people(self) -> tuple[grpc.aio.Server, str]:
+        """Start the gRPC server of status, commands and health. Returns it and its HOST:PORT."""
         server = self.listener_setup.server()
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        for name in ("", READS, *_SERVICES):
+        for name in (READS, *_SERVICES):
             await self._health.set(name, _SERVING)
+        for name in ("", _CONTROL):  # until agents are served
+            await self._health.set(name, _NOT_SERVING)
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        address = f"unix:{folder / SOCKET}"
-        try:
-            server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise no_folder(f"no socket at {address}") from error
-        await server.start()
+        address = await start_server(
+            server, self.config.api_listen, self.config.tls, "--api-listen"
+        )
         return server, address
 
-    async def _open_ingest(self, inner: str) -> Fronts:
-        """Start the ingest processes, which forward other calls to `inner`."""
-        listen = join_address(*self._address)
+    async def _open_ingest(self, api_address: str) -> Fronts:
+        """Start the ingest processes, which serve agents."""
+        listen = self.config.listen
         self.ingest = ingest = Fronts(
-            self.listener_setup.settings(listen, inner),
+            self.listener_setup.settings(listen, api_address),
             count=self.config.fronts,
-            on_frames=self.agents.take,
+            on_frames=self.agents.handle_frames,
             on_gone=self._lose_agents,
             on_restart=self.metrics.ingest_restarts.inc,
         )
         try:
             await ingest.start()
-        except PortTakenError:
-            raise listen_error(
-                listen, bind_error(*self._address), option="--listen", rival="another controller"
-            ) from None
+        except PortTakenError as error:
+            why = bind_error(listen) or OSError(str(error) or "gRPC rejects the address")
+            raise listen_error(listen, why, option="--listen", rival=RIVAL) from None
         return ingest
+
+    def _send_frame(self, frame: bytes) -> None:
+        """Send a frame to the ingest processes, once there are any."""
+        if self.ingest is not None:
+            self.ingest.send_frame(frame)
 
     async def _close_store(self) -> None:
         """Write the timelines that wait, and let another controller have the store."""
@@ -270,7 +268,7 @@ class Controller:
 
     async def _lose_agents(self, is_lost: Callable[[int], bool]) -> None:
         """Detach the nodes of these streams, which ended with their ingest process."""
-        if events := self.agents.gone(is_lost):
+        if events := self.agents.drop_streams(is_lost):
             await self._put_all(events)
 
     async def _drain(
@@ -406,7 +404,7 @@ class Controller:
                         self.store.database.name,
                         refused,
                     )
-                    await self._say_health(refused)
+                    await self._report_health(refused)
                 await asyncio.sleep(STORE_RETRY_S)
             else:
                 break
@@ -414,13 +412,13 @@ class Controller:
         self._writes.done(state, writes)
         if refused:
             _log.info("The store %s accepts writes again", self.store.database.name)
-            await self._say_health("")
+            await self._report_health("")
 
     def write_waits_s(self) -> float:
         """Seconds since when the oldest write waits for the store, answered or not; 0: none."""
         return 0.0 if self._unstored_s is None else time.monotonic() - self._unstored_s
 
-    async def _say_health(self, refused: str) -> None:
+    async def _report_health(self, refused: str) -> None:
         """Report to health probes whether the store accepts writes."""
         self.metrics.set_store_refusing(refused)
         for name in ("", _CONTROL):

@@ -1,7 +1,7 @@
-"""Several controllers on one PostgreSQL database: election by a row of it, standbys.
+"""High availability: controllers that share a PostgreSQL database elect a leader.
 
-In: the row of the lease (`lease_row`), read and swapped by a thread (`lease_renewer`) as the pure
-rules say (`lease`). Out: the right to command (`leadership`), asked at each message to agents.
-`leader_election.run` is the entry point of a controller with such a store; while it stands by it
-answers reads (`standby_server`) from what the database has (`standby_reads`).
+In: the lease's row (`lease_row`), read and swapped by a thread (`lease_renewer`) that follows pure
+rules (`lease`). Out: the right to command (`leadership`), checked before each message to agents.
+`leader_election.run` runs such a controller. As a standby it answers reads (`standby_server`) with
+state that it loads from the database (`standby_reads`).
 """

@@ -1,8 +1,8 @@
-"""Run one of several controllers on one PostgreSQL database, as standby and as leader in turns.
+"""Runs one of several controllers that share a PostgreSQL database: standby or leader.
 
-A standby answers reads. A leader opens the store in its term and serves as a single controller
-does; one that lost its lease sends nothing any more, ends its streams and stands by. A leader that
-cannot write resigns though it renews its lease: another may reach the database.
+A standby answers reads. A leader opens the store in its term and serves like a single controller.
+When its lease is lost it sends nothing more, ends its streams and becomes a standby. A leader that
+cannot write resigns, although it renews its lease: another controller may reach the database.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import socket
 import time
 from dataclasses import replace
 
-from pacekeeper.controller.api.auth.listeners import reject_unprotected_listeners
+from pacekeeper.controller.api.auth.listeners import listening_line, reject_unprotected_listeners
 from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.ha.lease import ElectionMember, Timing
 from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
@@ -88,17 +88,13 @@ async def run(config: ControllerConfig) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    host, port = split_address(config.listen, first_port=0)
-    if not port:
-        port = _free_port(host)
-        config = replace(config, listen=join_address(host, port))
-    if not config.lease.advertise and host in ("0.0.0.0", "::", "*"):
-        name = join_address(socket.gethostname(), port)
-        config = replace(config, lease=replace(config.lease, advertise=name))
+    # Standby and leader listen on the same ports.
+    listen, api_listen = _fixed_port(config.listen), _fixed_port(config.api_listen)
+    config = replace(config, listen=listen, api_listen=api_listen)
     member = ElectionMember(
         name=config.lease.member or socket.gethostname(),
         run_id=secrets.token_hex(8),
-        address=config.lease.advertise or config.listen,
+        address=config.lease.advertise or _reachable(api_listen),
         timing=Timing(
             duration_s=config.lease.duration_s,
             renew_s=config.lease.renew_s,
@@ -151,7 +147,8 @@ class _Election:
         try:
             async with standby_servers(self._config, reads, self._metrics, self._leader):
                 with contextlib.suppress(OSError):  # stdout is closed, or the disk is full
-                    print(f"listening on {self._config.listen}", flush=True)
+                    line = listening_line(self._config.listen, self._config.api_listen)
+                    print(line, flush=True)
                 _log.info("stands by")
                 while not self._stop.is_set():
                     if (term := self._renewer.term()) is not None:
@@ -231,7 +228,18 @@ async def pause(stop: asyncio.Event, pause_s: float) -> None:
             await stop.wait()
 
 
-def _free_port(host: str) -> int:
+def _fixed_port(listen: str) -> str:
+    """The address, with a free port in place of port 0."""
+    host, port = split_address(listen, first_port=0)
+    if port:
+        return listen
     with socket.socket() as probe:
         probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        return join_address(host, int(probe.getsockname()[1]))
+
+
+def _reachable(listen: str) -> str:
+    """The address, with the host's name in place of all interfaces."""
+    host, port = split_address(listen)
+    is_any = host in ("0.0.0.0", "::", "*")
+    return join_address(socket.gethostname(), port) if is_any else listen

@@ -93,7 +93,7 @@ class ElectionMember:
     Attributes:
         term: The term it leads in; 0: none. `until_s`: until when.
         past: The highest term it ever led.
-        heard: The highest believed term that an agent reported, at `heard_s`.
+        heard: The highest accepted term that an agent reported, at `heard_s`.
         pending: A write whose outcome is not known.
         eligible_s: From when on it takes over; infinity: never.
         is_leaving: It shuts down: it releases what it leads and takes over nothing.

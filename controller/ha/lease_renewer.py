@@ -1,7 +1,7 @@
-"""Keeps a member's lease in a thread of its own: neither a long fit nor a slow disk delays it.
+"""Renews a member's lease in a thread of its own, so that neither a fit nor a disk delays it.
 
-What is decided stands in `lease.py`; here are the clock, which also counts while the host sleeps,
-and the calls to the lease's store, each within a time.
+`lease.py` decides. This module has the clock, which also counts while the host is suspended, and
+calls the lease's store.
 """
 
 import logging
@@ -50,7 +50,7 @@ class LeaseRenewer:
         self._news = threading.Condition()
         self._is_over = False
         self._is_writing = False
-        self._said = ""
+        self._outage = ""
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -100,9 +100,9 @@ class LeaseRenewer:
 
     def _change(self, change: Callable[[ElectionMember], ElectionMember]) -> None:
         with self._news:
-            self._take(change(self._member))
+            self._set_member(change(self._member))
 
-    def _take(self, member: ElectionMember) -> None:
+    def _set_member(self, member: ElectionMember) -> None:
         """Called with the lock."""
         before, self._member = self._member, member
         if member.term != before.term:
@@ -117,7 +117,7 @@ class LeaseRenewer:
                 if self._is_over:
                     break
                 now_s = self._clock_s()
-                self._take(lease.time_passes(self._member, now_s))
+                self._set_member(lease.time_passes(self._member, now_s))
                 step = lease.next_step(self._member, now_s)
                 self._is_writing = isinstance(step, Write)
                 if isinstance(step, Wait):
@@ -126,12 +126,12 @@ class LeaseRenewer:
             try:
                 self._do(step)
             except AwayError as error:
-                self._say(str(error))
+                self._log_outage(str(error))
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
             except Exception as error:  # our bug: without this thread it would never lead again
-                if not self._said:
+                if not self._outage:
                     _log.exception("the lease's store failed")
-                self._say(f"{type(error).__name__}: {error}")
+                self._log_outage(f"{type(error).__name__}: {error}")
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
 
         self._store.close()
@@ -144,12 +144,12 @@ class LeaseRenewer:
             self._change(lambda m: lease.has_written(m, step, self._clock_s()))
         else:
             self._change(lambda m: lease.was_refused(m, self._clock_s()))
-        self._say("")
+        self._log_outage("")
 
-    def _say(self, why: str) -> None:
+    def _log_outage(self, why: str) -> None:
         """Log a change of the reason why there is no answer."""
-        if why and not self._said:
+        if why and not self._outage:
             _log.warning("lease: no answer: %s", why)
-        elif self._said and not why:
+        elif self._outage and not why:
             _log.info("lease: its store answers again")
-        self._said = why
+        self._outage = why

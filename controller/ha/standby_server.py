@@ -1,7 +1,8 @@
 """The servers of a standby: reads with their age; everything else is refused.
 
-Agents, commands and watches are refused with the leader's address; the health service "" and those
-of agents and operators are NOT_SERVING, `reads` is SERVING as soon as the database was read once.
+Agents, at their own port, commands and watches are refused with the leader's address; the health
+service "" and those of agents and operators are NOT_SERVING, `reads` is SERVING as soon as the
+database was read once.
 """
 
 import asyncio
@@ -12,25 +13,29 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from pacekeeper.controller.api.auth.listeners import ListenerSetup, bind_error
-from pacekeeper.controller.api.auth.peer_identity import CALLER_HEADER
+from pacekeeper.controller.api.auth.listeners import ListenerSetup
 from pacekeeper.controller.api.operator_actions import ActionRejectedError, RejectReason
+from pacekeeper.controller.api.refusals import (
+    AGENT_CALLS,
+    RefusedCalls,
+    for_agents_only,
+    refusal,
+)
 from pacekeeper.controller.api.staleness import Staleness
 from pacekeeper.controller.api.status_service import StatusService
 from pacekeeper.controller.api.web.start import build_web_server
 from pacekeeper.controller.ha.standby_reads import StandbyReads
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.events import Event
-from pacekeeper.core.addresses import split_address
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.errors import listen_error
 from pacekeeper.protos import (
     control_pb2,
     operator_pb2,
     status_pb2,
     status_pb2_grpc,
-    tls,
 )
+from pacekeeper.protos.convert.reports import server_options
+from pacekeeper.protos.listening import start_server
 from pacekeeper.protos.stale_reads import AGE, LEADER, READS
 
 LOOK_S = 0.1  # between two looks whether something was read
@@ -63,13 +68,11 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """The handler of a method, marked; a refusal; or, of other services, theirs."""
-        if any(name == CALLER_HEADER for name, _ in details.invocation_metadata or ()):
-            return self._refusal("a header of the ingest process, from elsewhere")
-        if not details.method.startswith(_OURS):
+        if not details.method.startswith(_OURS) or details.method.startswith(AGENT_CALLS):
             return await continuation(details)
         staleness = self._staleness()
         if details.method not in _ANSWERED or not staleness.is_readable:
-            return self._refusal(staleness.reason)
+            return refusal(grpc.StatusCode.UNAVAILABLE, staleness.reason)
         handler = await continuation(details)
         headers = ((AGE, f"{staleness.age_s:.1f}"), (LEADER, staleness.leader))
 
@@ -82,14 +85,6 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
-
-    @staticmethod
-    def _refusal(why: str) -> Any:
-        async def refuse(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-            yield b""
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 @contextlib.asynccontextmanager
@@ -140,9 +135,18 @@ async def standby_servers(
         health_pb2_grpc.add_HealthServicer_to_server(health_state, server)
         for name in (*_NOT_SERVED, READS):
             await health_state.set(name, _NOT_SERVING)
-        await _start(server, config)
+        await start_server(server, config.api_listen, config.tls, "--api-listen")
         stack.push_async_callback(server.stop, None)
-        tasks = [asyncio.create_task(_say_readable(reads, health_state))]
+        agents = grpc.aio.server(
+            handlers=(
+                RefusedCalls(grpc.StatusCode.UNAVAILABLE, lambda: staleness().reason, AGENT_CALLS),
+                for_agents_only(config.api_listen),
+            ),
+            options=server_options(config.limits.max_question_bytes, None),
+        )
+        await start_server(agents, config.listen, config.tls, "--listen")
+        stack.push_async_callback(agents.stop, None)
+        tasks = [asyncio.create_task(_report_readable(reads, health_state))]
         stack.callback(tasks[0].cancel)
         if web is not None:
             tasks.append(asyncio.create_task(web.serve()))
@@ -150,21 +154,7 @@ async def standby_servers(
         yield
 
 
-async def _start(server: grpc.aio.Server, config: ControllerConfig) -> None:
-    try:
-        if config.tls.cert:
-            port = server.add_secure_port(config.listen, tls.server_credentials(config.tls))
-        else:
-            port = server.add_insecure_port(config.listen)
-    except RuntimeError:
-        port = 0
-    if not port:
-        why = bind_error(*split_address(config.listen))
-        raise listen_error(config.listen, why, option="--listen", rival="another controller")
-    await server.start()
-
-
-async def _say_readable(reads: StandbyReads, state: health.aio.HealthServicer) -> None:
+async def _report_readable(reads: StandbyReads, state: health.aio.HealthServicer) -> None:
     while reads.last is None:
         await asyncio.sleep(LOOK_S)
     await state.set(READS, _SERVING)

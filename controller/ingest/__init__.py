@@ -2,7 +2,6 @@
 
 In: agents' gRPC streams (`worker`, the ingest process, with `agent_stream`). Out: events for the
 state machine (`agent_service`, in the controller). `ipc` frames the bytes between the processes,
-`supervisor` starts and restarts one ingest process, `fronts` holds them all. `proxy` forwards calls
-that are no agent's; `runtime_dir` is where their socket lies. `report_pacing` is how often agents
-report.
+`supervisor` starts and restarts one ingest process, `fronts` holds them all. `report_pacing` is how
+often agents report.
 """

@@ -1,8 +1,7 @@
-"""The agents' side of the controller: what the ingest process hands on goes in, commands go out.
+"""Agents' streams in the controller: frames of the ingest processes become events; commands go out.
 
-Reports of many agents are taken in together and acknowledged once they are stored; an agent that
-sends one again is told so, and nothing else happens. Two streams of one node never live side by
-side: the newer one wins.
+Reports of many agents are processed together and acknowledged once they are stored; a report that
+arrives again is acknowledged and ignored. A node has one stream: a newer one ends the older one.
 """
 
 import asyncio
@@ -48,13 +47,13 @@ from pacekeeper.protos.convert import reports
 
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
-# Of a large fleet each is acknowledged less often, or acks would cost as much as all reports.
+# In a large fleet each is acknowledged less often: acknowledgements cost as much as reports.
 ACKS_PER_S = 2000
-ACK_SPARSEST = 8.0  # times: an agent gives a stream up that says nothing for 15 s
+ACK_SPARSEST = 8.0  # times: an agent leaves a stream that is silent for 15 s
 ACK_LOOK_S = 0.05
 PACING_S = 2.0  # between two looks at the number of agents
-FRESH_S = 0.5  # of a leader's command: one that waits longer might be said after the lease
-MOST_OF_A_WORD = 64  # characters that an agent says of itself
+FRESH_S = 0.5  # of a leader's command: one that waits longer might be sent after the lease
+MAX_TEXT = 64  # characters of an agent's version and incarnation
 NO_LEADER = "this controller leads no more"
 OUR_VERSION = pacekeeper.__version__
 _PARTS = control_pb2.ReportRequestParts
@@ -62,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ForeignReportError(ValueError):
-    """A report speaks of ranks of another node."""
+    """A report contains ranks of another node."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -81,7 +80,7 @@ class _Stream:
 
 @dataclass(slots=True, kw_only=True)
 class _IngestResult:
-    """What is to be said of one batch once all of it is stored."""
+    """The answers to one batch, sent once all of it is stored."""
 
     welcomes: list[_Stream] = field(default_factory=list)
     taken: list[tuple[_Stream, int, bool]] = field(default_factory=list)  # (.., is it a greeting)
@@ -91,16 +90,22 @@ class _IngestResult:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AgentControl:
-    """`put` takes events and returns when the machine has taken them in, and they are stored.
+    """Handles frames of the ingest processes and sends commands to agents.
 
-    `on_rejected` counts what an agent did wrong, `on_failure` what we did. `say` puts a frame onto
-    the line to the ingest process. `office`: whether anything may be said now.
+    Attributes:
+        put: Processes events; returns when they are stored.
+        on_rejected: Counts invalid calls and reports.
+        on_failure: Reports an internal error.
+        send_frame: Sends a frame to the ingest processes.
+        attach_policy: Admits agents and reports.
+        leadership: The right to command, asked for each message.
+        sequences: The newest report of each agent.
     """
 
     put: Callable[[Sequence[Event]], Awaitable[None]]
     on_rejected: Callable[[], None]
     on_failure: Callable[[str, Exception], None]
-    say: Callable[[bytes], None]
+    send_frame: Callable[[bytes], None]
     attach_policy: AttachPolicy = field(default_factory=AttachPolicy)
     leadership: Leadership = field(default_factory=Standalone)
     sequences: Sequences = field(default_factory=Sequences)
@@ -110,7 +115,7 @@ class AgentControl:
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
     _pacing: Pacing = field(default_factory=lambda: pacing_for(0))
 
-    async def take(self, frames: Sequence[Frame]) -> None:
+    async def handle_frames(self, frames: Sequence[Frame]) -> None:
         """Handle frames of the ingest process in order; return once all is stored and answered."""
         events, outcome = list[Event](), _IngestResult()
         for kind, number, value, data in frames:
@@ -144,7 +149,7 @@ class AgentControl:
             return
         self._answer(outcome)
 
-    def gone(self, is_of: Callable[[int], bool] = lambda number: True) -> list[Event]:
+    def drop_streams(self, is_of: Callable[[int], bool] = lambda number: True) -> list[Event]:
         """Forget the streams of an ingest process that is gone.
 
         Args:
@@ -161,13 +166,13 @@ class AgentControl:
     def send(
         self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
     ) -> None:
-        """Tell nodes something; nothing where they are away (it is said again)."""
+        """Send a message to those of the nodes that are connected; the machine repeats it."""
         there = (self._of_node.get(node) for node in nodes)
         heard_by = [stream for stream in there if stream is not None]
-        self._say(heard_by, f"{job}/{kind}", message, until_ms=self._until_ms())
+        self._send(heard_by, f"{job}/{kind}", message, until_ms=self._until_ms())
 
     async def acknowledge(self) -> None:
-        """Say now and then what is stored, in one frame for all streams. Until cancelled."""
+        """Acknowledge stored reports, in one frame for all streams, until cancelled."""
         while True:
             await asyncio.sleep(ACK_LOOK_S)
             due_s = time.monotonic() - ACK_EVERY_S * self._sparse
@@ -184,11 +189,11 @@ class AgentControl:
             if pacing.differs_from(self._pacing):
                 self._pacing = pacing
                 message = control_pb2.AttachResponse(set_pacing=_pacing_message(pacing))
-                self._say(list(self._of_node.values()), "pacing", message, until_ms=0)
+                self._send(list(self._of_node.values()), "pacing", message, until_ms=0)
 
     @property
     def _sparse(self) -> float:
-        """So many times less often than to the agent of a small fleet."""
+        """By how much acknowledgements are rarer than in a small fleet."""
         # Well within what agents were promised: else they would look for another controller.
         promised_s = self.leadership.answer_within_s
         sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
@@ -203,10 +208,10 @@ class AgentControl:
                 pacing=_pacing_message(self._pacing),
             )
             told = control_pb2.AttachResponse(welcome=welcome)
-            self._say([stream], "welcome", told, until_ms=0)
+            self._send([stream], "welcome", told, until_ms=0)
         now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
         for stream, number, is_greeting in outcome.taken:
-            self.sequences.take(stream.node, stream.incarnation, number, is_greeting=is_greeting)
+            self.sequences.record(stream.node, stream.incarnation, number, is_greeting=is_greeting)
         at_once: list[_Stream] = []
         taken = [(stream, number) for stream, number, _ in outcome.taken]
         for stream, number in (*taken, *outcome.again):
@@ -223,14 +228,16 @@ class AgentControl:
     async def _open(
         self, number: int, data: bytes, events: list[Event], outcome: _IngestResult
     ) -> None:
-        """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
+        """Admit the caller of a new stream, so that its node attaches, or end the stream."""
         shown, first = ipc.split_header(data)
         identity = decode_peer_identity(shown)
         try:
             principal = await self.attach_policy.authenticate(identity)
             hello = self._greeted(identity, principal, first)
         except RejectedError as refusal:
-            self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.reason.encode()))
+            self.send_frame(
+                ipc.frame(ipc.END, number, refusal.code.value[0], refusal.reason.encode())
+            )
             return
         stream = _Stream(
             number=number, node=hello.node, incarnation=hello.agent_incarnation, principal=principal
@@ -257,12 +264,12 @@ class AgentControl:
         except DecodeError:
             request = control_pb2.AttachRequest()
         if request.WhichOneof("message") != "hello":
-            # An agent that was stopped on the way to its Hello may come again, and say it.
+            # An agent that was stopped before it sent its Hello may reconnect.
             code = invalid if first else grpc.StatusCode.UNAVAILABLE
             raise self._refused(identity, code, "the first message must be Hello")
         theirs = request.hello
-        theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
-        theirs.agent_incarnation = one_line(theirs.agent_incarnation, MOST_OF_A_WORD)
+        theirs.product_version = one_line(theirs.product_version, MAX_TEXT)
+        theirs.agent_incarnation = one_line(theirs.agent_incarnation, MAX_TEXT)
         # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != reports.PROTOCOL_VERSION:
             raise self._refused(
@@ -279,7 +286,7 @@ class AgentControl:
         decision = self.attach_policy.check_attach(principal, theirs.node, identity.peer)
         if not decision.is_allowed:
             raise self._refused(identity, grpc.StatusCode.PERMISSION_DENIED, decision.reason)
-        # Last: what is said of terms ends a leader's term, so who says it must be known.
+        # Last: a reported term can end a leader's term, so the caller must be authorised.
         if theirs.highest_term > (self.leadership.term() or 0):
             why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.highest_term)}"
             raise self._refused(identity, grpc.StatusCode.UNAVAILABLE, why)
@@ -287,11 +294,11 @@ class AgentControl:
 
     def _refused(self, identity: PeerIdentity, code: grpc.StatusCode, why: str) -> RejectedError:
         self.on_rejected()
-        self._say_of(host_of(identity.peer), "refused an agent from %s: %s", identity.peer, why)
+        self._log_caller(host_of(identity.peer), "refused an agent from %s: %s", identity.peer, why)
         return RejectedError(code, why)
 
-    def _say_of(self, caller: str, words: str, *about: object) -> None:
-        """A line that a caller can bring about as often as it likes: not each is written."""
+    def _log_caller(self, caller: str, words: str, *about: object) -> None:
+        """Log a line that a caller can cause at will, within a rate limit."""
         ending = self._log_limiter.suffix(caller, time.monotonic())
         if ending is not None:
             _log.warning(words + "%s", *about, ending)
@@ -303,7 +310,7 @@ class AgentControl:
             return
         if older.incarnation != stream.incarnation:
             words = "node=%s attached anew: agent %s replaces %s"
-            self._say_of(stream.node, words, stream.node, stream.incarnation, older.incarnation)
+            self._log_caller(stream.node, words, stream.node, stream.incarnation, older.incarnation)
         why = f"another agent attached as node {stream.node}; give each its own --node"
         self._end(older, grpc.StatusCode.ABORTED, why)
 
@@ -316,7 +323,7 @@ class AgentControl:
     def _report(
         self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _IngestResult
     ) -> None:
-        """One report: passed over where it was taken in before, refused where it is impossible."""
+        """Process one report; a repeated one is ignored, an invalid one ends the stream."""
         is_greeting = stream.newest < 0
         is_again = number > 0 and (
             number <= stream.newest
@@ -348,7 +355,7 @@ class AgentControl:
 
     def _reject(self, stream: _Stream, error: ValueError, outcome: _IngestResult) -> None:
         self.on_rejected()
-        self._say_of(stream.node, "node=%s sent an impossible report: %s", stream.node, error)
+        self._log_caller(stream.node, "node=%s sent an impossible report: %s", stream.node, error)
         stream.is_over = True
         is_foreign = isinstance(error, _ForeignReportError)
         wrong = grpc.StatusCode.INVALID_ARGUMENT
@@ -365,10 +372,10 @@ class AgentControl:
             return
         term = self.leadership.term()
         if term is not None:
-            # What is stored stays so, in whatever term it is heard.
-            self.say(ipc.encode_acknowledge(term, 0, pairs))
+            # What is stored stays stored, whatever the term when it arrives.
+            self.send_frame(ipc.encode_acknowledge(term, 0, pairs))
 
-    def _say(
+    def _send(
         self,
         streams: Sequence[_Stream],
         key: str,
@@ -376,9 +383,9 @@ class AgentControl:
         *,
         until_ms: int,
     ) -> None:
-        """The same to all, made and said once: an offer may be 700 kB, and for a thousand nodes.
+        """Send one message to streams, encoded once: an offer may have 700 kB and 1,000 receivers.
 
-        The term is asked for at the last moment: what waited here may be of a past one.
+        The term is that of now, not of when the message was made.
         """
         term = self.leadership.term()
         if term is None:
@@ -388,17 +395,17 @@ class AgentControl:
         message.term = term
         numbers = [stream.number for stream in streams]
         data = message.SerializeToString()
-        self.say(ipc.encode_send(numbers, until_ms, key.encode(), data))
+        self.send_frame(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """With a lease no command waits in the ingest process beyond the lease's sure time."""
+        """Until when a command may be sent: with a lease it does not wait beyond it. 0: no limit."""
         if not self.leadership.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)
 
     def _end(self, stream: _Stream, code: grpc.StatusCode, why: str) -> None:
         stream.is_over = True
-        self.say(ipc.frame(ipc.END, stream.number, code.value[0], why.encode()))
+        self.send_frame(ipc.frame(ipc.END, stream.number, code.value[0], why.encode()))
 
 
 def _pacing_message(pacing: Pacing) -> control_pb2.ReportPacing:

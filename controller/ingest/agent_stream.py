@@ -8,6 +8,8 @@ a call of their own, so that a plan for a thousand nodes is in memory once.
 import asyncio
 import contextlib
 import random
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,14 +17,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from pacekeeper.controller.api.auth.peer_identity import PeerIdentity, connection_identity
+from pacekeeper.controller.api.auth.peer_identity import PeerIdentity, host_of, peer_identity
 from pacekeeper.controller.api.auth.rate_limit import Bucket
 from pacekeeper.protos import control_pb2
 
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
 FETCH_LAYOUT = "/pacekeeper.v1.AgentControlService/FetchLayout"
 FIRST_MESSAGES = 64  # streams at once between their call and the controller's answer
-HELLO_WITHIN_S = 10.0
+HELLO_WITHIN_S = 5.0
 MAX_HELLO_BYTES = 64 << 10
 MAX_WAITING = 256  # messages to one agent; commands are repeated, so the oldest may go
 FLUSH_WITHIN_S = 5.0  # of what an agent is sent before its stream ends
@@ -48,7 +50,7 @@ class StreamHost(Protocol):
         """The agent will send no more."""
 
     def closed(self, stream: "AgentStream") -> None:
-        """The stream is over."""
+        """The stream has ended."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class AgentStream:
 
     def identity(self) -> PeerIdentity:
         """The caller, by its connection and headers."""
-        return connection_identity(self._context)
+        return peer_identity(self._context)
 
     def send(self, key: bytes, message: bytes, until_ms: int) -> None:
         """Send a message soon; a newer one of the same key replaces one that waits."""
@@ -170,6 +172,50 @@ class LayoutStore:
         return self._layouts.get(sha256)
 
 
+class FairSlots:
+    """A number of slots for which hosts take turns, so that one host cannot keep others waiting.
+
+    Args:
+        count: Slots that are taken at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by host; the first is next
+
+    @contextlib.asynccontextmanager
+    async def taken(self, host: str) -> AsyncIterator[None]:
+        """Hold a slot; waits until one is free and it is the host's turn."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(host, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on()  # it was granted meanwhile
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give a slot to the next host's oldest caller; with no one waiting it is free."""
+        while self._waiting:
+            host, turns = next(iter(self._waiting.items()))
+            del self._waiting[host]
+            turn = turns.popleft()
+            if turns:
+                self._waiting[host] = turns  # behind the other hosts
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class AgentHandler(grpc.GenericRpcHandler):
     """The methods of AgentControlService, on encoded messages."""
 
@@ -182,7 +228,7 @@ class AgentHandler(grpc.GenericRpcHandler):
             age_s: Age at which gRPC ends connections; streams end before, with OK. None: never.
         """
         self._host, self._layouts, self._age_s = host, layouts, age_s
-        self._first = asyncio.Semaphore(FIRST_MESSAGES)
+        self._first = FairSlots(FIRST_MESSAGES)
         self._fetches = asyncio.Semaphore(FETCHES)
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -196,7 +242,7 @@ class AgentHandler(grpc.GenericRpcHandler):
         stream = AgentStream(context)
         ageing = None
         try:
-            async with self._first:
+            async with self._first.taken(host_of(context.peer())):
                 first = await _first_message(context)
                 if len(first) > MAX_HELLO_BYTES:
                     stream.end(
@@ -239,7 +285,7 @@ class AgentHandler(grpc.GenericRpcHandler):
                 self._host.finished(stream)
 
     async def _fetch(self, _requests: object, context: Context) -> None:
-        """Answer with the layout of a digest, which only welcomed agents are told.
+        """Answer with the layout of a digest, which is sent to welcomed agents only.
 
         One request, one response; a stream on this side, to know when it has been written.
         """

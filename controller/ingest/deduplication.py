@@ -1,8 +1,8 @@
-"""Which reports of an agent were taken in: what comes again is passed over, gaps are counted. Pure.
+"""Which reports of an agent were processed: repeated ones are ignored, gaps are counted. Pure.
 
-An agent that comes back sends all again that was not acknowledged, also what was taken in. It
+An agent that reconnects sends all reports again that were not acknowledged, also processed ones. It
 numbers its reports one by one, and begins each stream with a greeting that has the number of the
-last report it will not send any more.
+last report that it will not send any more.
 """
 
 from dataclasses import dataclass, field
@@ -35,8 +35,10 @@ class Sequences:
         self.repeated += 1
         return False
 
-    def take(self, node: str, incarnation: str, number: int, *, is_greeting: bool = False) -> None:
-        """A report is taken in. A greeting settles its number: nothing up to it will come."""
+    def record(
+        self, node: str, incarnation: str, number: int, *, is_greeting: bool = False
+    ) -> None:
+        """Record a processed report; a greeting settles its number: none up to it will follow."""
         known = self._of.pop(node, None)
         taken = number
         if known is not None and known.incarnation == incarnation:

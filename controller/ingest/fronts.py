@@ -5,13 +5,12 @@ what the controller sends goes to all, and each passes on what is for its own st
 """
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pacekeeper.controller.ingest.ipc import Frame
 from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
-from pacekeeper.core.addresses import split_address
+from pacekeeper.protos.listening import bind_error
 
 
 class Fronts:
@@ -45,15 +44,15 @@ class Fronts:
         """HOST:PORT that agents connect to."""
         return self._supervisors[0].address
 
-    def say(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
         """Send a frame to all ingest processes."""
         for one in self._supervisors:
-            one.say(frame)
+            one.send_frame(frame)
 
     async def start(self) -> None:
         """Start all of them. Raises PortTakenError, or HostError where one does not start."""
-        if self._count > 1:
-            _check_port(str(self._settings["listen"]))
+        if self._count > 1 and (why := bind_error(str(self._settings["listen"]))):
+            raise PortTakenError(str(why))  # SO_REUSEPORT would share the port
         for index in range(self._count):
             one = self._supervisor(index)
             self._supervisors.append(one)
@@ -84,15 +83,3 @@ class Fronts:
             on_gone=lambda: self._on_gone(lambda number: number % self._count == remainder),
             on_restart=self._on_restart,
         )
-
-
-def _check_port(address: str) -> None:
-    """Raise PortTakenError if a port is in use, which SO_REUSEPORT would share."""
-    host, port = split_address(address, first_port=0)
-    try:
-        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        raise PortTakenError(str(error)) from None

@@ -1,7 +1,7 @@
 """Frames between the controller and its ingest process, which ends agents' streams. Pure.
 
-A frame is a kind, the number of a stream, another number and bytes. Both ends are ours and started
-together: what does not fit is a mistake, and the line is given up with a ValueError.
+A frame is a kind, the number of a stream, another number and bytes. Both ends are of one version:
+an invalid frame is a programming error, raised as ValueError, and the connection ends.
 """
 
 import json
@@ -14,11 +14,11 @@ Frame = tuple[int, int, int, bytes]
 """Kind, stream, number, bytes."""
 
 # To the controller. Of a stream there is one OPENED, then reports, then one CLOSED.
-LISTENS = 1  # number: the port; 0: it can not, and the bytes say why
-OPENED = 2  # the bytes: who called, and what was said first
+LISTENS = 1  # number: the port; 0: it cannot listen, and the bytes give the reason
+OPENED = 2  # the bytes: identity of the caller, and its first message
 REPORT = 3  # number: its sequence; the bytes are those of the AttachRequest
 FINISHED = 4  # the agent will send no more
-MALFORMED = 5  # what came is no report, and why
+MALFORMED = 5  # a message that is no report; the bytes give the reason
 CLOSED = 6
 ALIVE = 8
 # To the ingest process.
@@ -43,7 +43,7 @@ def frame(kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> byt
 
 
 class Frames:
-    """Bytes in, whole frames out."""
+    """Splits a byte stream into frames."""
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of one frame."""
@@ -53,7 +53,7 @@ class Frames:
         self._wanted_bytes = _HEADER.size  # until then there is none
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole by now. Raises ValueError for what is none."""
+        """The frames that are complete now. Raises ValueError for anything else."""
         self._parts.append(data)
         self._num_bytes += len(data)
         frames: list[Frame] = []
@@ -78,12 +78,12 @@ class Frames:
 
 
 def join_header(head: bytes, data: bytes) -> bytes:
-    """Two parts as one: a short one, and the rest."""
+    """A short header and data as one value."""
     return _KEY.pack(len(head)) + head + data
 
 
 def split_header(data: bytes) -> tuple[bytes, bytes]:
-    """The two parts of `with_head`. Raises ValueError."""
+    """The two parts of `join_header`. Raises ValueError."""
     try:
         (length,) = _KEY.unpack_from(data)
     except error as trouble:
@@ -95,13 +95,13 @@ def split_header(data: bytes) -> tuple[bytes, bytes]:
 
 
 def encode_acknowledge(term: int, until_ms: int, pairs: Sequence[tuple[int, int]]) -> bytes:
-    """One frame: of each stream the number up to which all is stored."""
+    """One frame with (stream, number up to which all reports are stored) of each stream."""
     data = _TERM.pack(term, until_ms) + b"".join(_ACKED.pack(*pair) for pair in pairs)
     return frame(ACKNOWLEDGE, data=data)
 
 
 def decode_acknowledge(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
-    """Term, until when, and (stream, number) of each. Raises ValueError."""
+    """Term, time limit, and (stream, number) pairs. Raises ValueError."""
     try:
         term, until_ms = _TERM.unpack_from(data)
         return term, until_ms, iter_unpack(_ACKED.format, data[_TERM.size :])
@@ -110,13 +110,13 @@ def decode_acknowledge(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]
 
 
 def encode_send(streams: Sequence[int], until_ms: int, key: bytes, message: bytes) -> bytes:
-    """One frame, however many hear it; of what waits for a stream the newest of a key counts."""
+    """One frame for many streams; a newer message of a key replaces one that waits."""
     head = struct.pack(f"<{1 + len(streams)}I", len(streams), *streams)
     return frame(SEND, number=until_ms, data=head + join_header(key, message))
 
 
 def decode_send(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
-    """Which streams hear it, its key and the message. Raises ValueError."""
+    """The streams of a SEND frame, its key and its message. Raises ValueError."""
     try:
         (count,) = _COUNT.unpack_from(data)
         streams = struct.unpack_from(f"<{count}I", data, _COUNT.size)
@@ -126,5 +126,5 @@ def decode_send(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
 
 
 def serve(settings: Mapping[str, Any]) -> bytes:
-    """The first frame to an ingest process: how it shall serve."""
+    """The first frame to an ingest process: its settings."""
     return frame(SERVE, data=json.dumps(settings).encode())

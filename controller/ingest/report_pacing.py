@@ -13,7 +13,7 @@ MATERIAL_RATIO = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """What agents are to keep.
+    """Intervals that agents keep.
 
     Attributes:
         report_interval_s: Least time between two routine reports of one agent.

@@ -1,7 +1,7 @@
 """Supervises the ingest process: starts it, reads from it, restarts it if it dies, hangs or errs.
 
-Agents then come back by themselves with what was not acknowledged. An ingest process that does
-not stay ends the controller, with a clear message: nothing hangs, and nobody is served by halves.
+Agents then reconnect and send again what was not acknowledged. If it ends more than MAX_RESTARTS
+times within WITHIN_S, the controller ends with an error.
 """
 
 import asyncio
@@ -27,20 +27,18 @@ MAX_RESTARTS, WITHIN_S = 5, 60.0
 DRAINS_WITHIN_S = 4.0
 UNSENT_BYTES = 64 << 20  # what an ingest process that reads nothing may keep waiting here
 READ_BYTES = 4 << 20
-# What many agents tell is cheaper to take in together: a job's ranks tell of the same step.
+# Reports of many agents are cheaper to process together: a job's ranks report the same step.
 GATHER_S, GATHER_S_PER_STREAM = 0.1, 1e-5
-SLACK_BYTES = 1 << 17  # of a frame beyond its report: who calls, with which token
+SLACK_BYTES = 1 << 17  # of a frame beyond its report: the caller's identity and token
 _log = logging.getLogger(__name__)
 
 
 class PortTakenError(Exception):
-    """It can not listen; the words are the system's, or those of a bad certificate."""
+    """The ingest process cannot listen; the text is the system's, or that of a bad certificate."""
 
 
 class IngestSupervisor:
-    """The ingest process of a controller. `on_frames` returns when all they bring is stored: until
-    then nothing more is read. `on_gone` is called when all its streams are lost.
-    """
+    """The ingest process of a controller."""
 
     def __init__(
         self,
@@ -50,7 +48,15 @@ class IngestSupervisor:
         on_gone: Callable[[], Awaitable[None]],
         on_restart: Callable[[], None],
     ) -> None:
-        """`settings`: see `worker.serve`."""
+        """Create the supervisor; nothing is started yet.
+
+        Args:
+            settings: See `worker.serve`.
+            on_frames: Handles frames; returns when their events are stored. Until then nothing
+                more is read.
+            on_gone: Called when the process is gone, with all its streams.
+            on_restart: Counts restarts.
+        """
         self._settings = dict(settings)
         self._on_frames, self._on_gone = on_frames, on_gone
         self._on_restart = on_restart
@@ -58,27 +64,27 @@ class IngestSupervisor:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._alive_s = 0.0
-        self._reading_s: float | None = None  # since when it is listened to; None: not now
+        self._reading_s: float | None = None  # since when it is read; None: it is not now
         self._draining = asyncio.Event()
-        self._is_read: asyncio.Event | None = None  # to the end of the line; None: nobody reads
+        self._is_read: asyncio.Event | None = None  # set at the connection's end; None: not read
         self._num_streams = 0
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT that agents connect to."""
         return str(self._settings["listen"])
 
-    def say(self, frame: bytes) -> None:
-        """Put a frame onto the line; nothing while the ingest process is away."""
+    def send_frame(self, frame: bytes) -> None:
+        """Send a frame; nothing is sent while no ingest process runs."""
         if self._writer is not None:
             self._writer.write(frame)
 
     async def start(self) -> int:
-        """The port it listens on. Raises PortTakenError, and HostError where it does not start."""
+        """Start it; returns its port. Raises PortTakenError, and HostError if it does not start."""
         try:
             return await self._start()
-        except BaseException:  # also one that is cancelled: nobody else would end it
+        except BaseException:  # also when cancelled: nothing else would end it
             await self._end()
             raise
 
@@ -98,7 +104,7 @@ class IngestSupervisor:
         )
         self._num_streams = 0
         self._frames = ipc.Frames(self._settings["max_report_bytes"] + SLACK_BYTES)
-        self.say(ipc.serve(self._settings))
+        self.send_frame(ipc.serve(self._settings))
         try:
             async with asyncio.timeout(STARTS_WITHIN_S):
                 frames = await self._read()
@@ -120,7 +126,7 @@ class IngestSupervisor:
         return port
 
     async def run(self) -> None:
-        """Until drained or cancelled. Raises HostError if the ingest process does not stay."""
+        """Run until drained or cancelled. Raises HostError after too many restarts."""
         while True:
             why = await self._serve()
             if self._draining.is_set():
@@ -143,7 +149,7 @@ class IngestSupervisor:
                 return
 
     async def _start_again(self) -> None:
-        """Unless it shall end meanwhile: a drain cuts this short."""
+        """Start it after AGAIN_S, unless it is drained meanwhile."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_S):
                 await self._draining.wait()
@@ -162,12 +168,12 @@ class IngestSupervisor:
             ) from error
 
     async def drain(self) -> None:
-        """End all streams in peace, take in what came before, then the process."""
+        """End all streams with OK, process what arrived before, then end the process."""
         self._draining.set()
         if self._is_read is not None and self._is_read.is_set():
             await self._end()  # it is being started again, and has no streams yet
             return
-        self.say(ipc.frame(ipc.DRAIN))
+        self.send_frame(ipc.frame(ipc.DRAIN))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAINS_WITHIN_S):
                 if self._process is not None:
@@ -182,7 +188,7 @@ class IngestSupervisor:
         await self._end()
 
     async def _serve(self) -> str:
-        """Read until the line ends; why it did."""
+        """Read until the connection ends; returns why it did."""
         watching = asyncio.create_task(self._watch())
         self._is_read = is_read = asyncio.Event()
         try:
@@ -205,9 +211,9 @@ class IngestSupervisor:
         return "it closed the line" if code is None else f"it ended with code {code}"
 
     async def _gather(self, read_s: float) -> None:
-        """Let come what many agents tell, from the last reading on; not while they are sent away.
+        """Wait until reports of many agents have arrived, counted from the last read.
 
-        What took long to take in is not waited for as well: the line would only fill up.
+        Time that the previous batch took counts. A drain ends the wait.
         """
         gather_s = min(GATHER_S, GATHER_S_PER_STREAM * self._num_streams)
         left_s = read_s + gather_s - time.monotonic()
@@ -217,7 +223,7 @@ class IngestSupervisor:
                     await self._draining.wait()
 
     async def _read(self) -> list[Frame]:
-        """The next frames for the controller; none: the line is over. Raises ValueError."""
+        """The next frames for the controller; empty: the connection ended. Raises ValueError."""
         reader = self._reader
         if reader is None:
             return []  # a drain took too long
@@ -234,11 +240,11 @@ class IngestSupervisor:
         return []
 
     async def _watch(self) -> None:
-        """An ingest process that hangs is killed, which ends the line."""
+        """Kill an ingest process that hangs, which ends its connection."""
         silent_s = 0.0  # by the looks at it: it may be this process that was stopped meanwhile
         while True:
             asked_s = time.monotonic()
-            self.say(ipc.frame(ipc.PING))
+            self.send_frame(ipc.frame(ipc.PING))
             await asyncio.sleep(PING_S)
             if self._writer is None:
                 return  # a drain took too long
@@ -259,7 +265,7 @@ class IngestSupervisor:
                 self._process.kill()
 
     async def _end(self) -> None:
-        """Whatever is left of it."""
+        """Kill the process if it runs, and close the connection."""
         self._kill()
         if self._process is not None:
             await self._process.wait()
@@ -270,10 +276,9 @@ class IngestSupervisor:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """A process that is started inside is deaf to those signals from its first moment on.
+    """Block SIGINT and SIGTERM in a process that is started inside, from its first moment on.
 
-    Terminals and service managers send them to all: it would end before it can say that it is the
-    controller who ends it.
+    Terminals and service managers send them to the whole group, but the controller ends it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

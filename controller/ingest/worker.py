@@ -2,7 +2,7 @@
 
 It passes the bytes of reports on, packed, over one socket to the controller that started it, and
 sends what comes back. A controller that is busy does not read; then the ingest process does not
-either, and reports stay with their agents. It ends with that socket. Other calls it forwards.
+either, and reports stay with their agents. It ends with that socket.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from pacekeeper.controller.api.auth.rate_limit import Limit, charge, full_bucket, report_cost
+from pacekeeper.controller.api.refusals import for_agents_only
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_stream import AgentHandler, AgentStream, LayoutStore
-from pacekeeper.controller.ingest.proxy import GrpcProxy
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.protos import control_pb2
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControllerLink:
-    """The socket to the controller, written to in packets."""
+    """The socket to the controller, written in packets."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -54,14 +54,14 @@ class ControllerLink:
         self._loop = asyncio.get_running_loop()
 
     def put(self, kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> None:
-        """Say something soon, in order."""
+        """Send a frame soon, in order."""
         if not self._packet:
             self._loop.call_later(FLUSH_S, self.flush)
         self._packet.append(ipc.frame(kind, stream, number, data))
         self._size += len(data)
 
     def flush(self) -> None:
-        """Say all of it now."""
+        """Send all frames that wait."""
         if self._packet:
             self._writer.write(b"".join(self._packet))
             self._packet.clear()
@@ -69,11 +69,11 @@ class ControllerLink:
 
     @property
     def is_full(self) -> bool:
-        """Too much is on its way: nothing more should be read of agents."""
+        """Whether too much waits to be sent, so that nothing more should be read of agents."""
         return self._size + self._writer.transport.get_write_buffer_size() > UNSENT_BYTES
 
     async def ready(self) -> None:
-        """Until there is room."""
+        """Wait until there is room."""
         self.flush()
         await self._writer.drain()
 
@@ -82,7 +82,7 @@ class IngestWorker:
     """All agents' streams of one ingest process.
 
     Args:
-        out: The line to the controller.
+        out: The connection to the controller.
         reports: Rate limit of reports on one stream.
         first_number: Number of the first stream; those of `step` ingest processes never collide.
         step: Number of ingest processes.
@@ -130,7 +130,7 @@ class IngestWorker:
         self._out.put(ipc.FINISHED, stream.number)
 
     def closed(self, stream: AgentStream) -> None:
-        """The stream is over."""
+        """The stream has ended."""
         if self._streams.pop(stream.number, None) is not None:
             self._out.put(ipc.CLOSED, stream.number)
 
@@ -179,21 +179,21 @@ class IngestWorker:
 
 
 def sequence_of(data: bytes) -> int:
-    """The number of the report in an AttachRequest: read whole here, so that nobody else needs to.
+    """The number of the report in an AttachRequest, which is validated here as a whole.
 
     Raises ValueError for anything else.
     """
     try:
         request = control_pb2.AttachRequest.FromString(data)
     except DecodeError:
-        raise ValueError("what came is no message of this protocol") from None
+        raise ValueError("the message is not of this protocol") from None
     if request.WhichOneof("message") != "report":
         raise ValueError("expected a report after Hello")
     return request.report.sequence
 
 
 async def serve(own: socket.socket) -> None:
-    """Serve until the controller says so or is gone. Raises ValueError for an impossible frame."""
+    """Serve until drained or the controller is gone. Raises ValueError for an invalid frame."""
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
     worker: IngestWorker | None = None
@@ -230,9 +230,11 @@ async def _open(
         **dict(reports.server_options(settings["max_report_bytes"], age_s)),
         "grpc.so_reuseport": int(settings["fronts"] > 1),
     }
-    proxy = GrpcProxy(settings["inner"])
     server = grpc.aio.server(
-        handlers=(AgentHandler(worker, worker.layouts, age_s), proxy),
+        handlers=(
+            AgentHandler(worker, worker.layouts, age_s),
+            for_agents_only(settings["api_listen"]),
+        ),
         options=tuple(options.items()),
     )
     try:
@@ -245,14 +247,14 @@ async def _open(
     except PacekeeperError as error:
         return 0, str(error)
     await server.start()
-    stack.push_async_callback(proxy.close)
     stack.push_async_callback(server.stop, DRAIN_S)
     return port, ""
 
 
 async def _run(own: socket.socket) -> None:
-    """Ends the process from inside the loop: to cancel thousands of streams first takes for ever,
-    and meanwhile the port is taken for whoever comes next.
+    """Serve, then end the process from inside the loop.
+
+    Cancelling thousands of streams would take long and keep the port from the next process.
     """
     code = 0
     try:
@@ -267,7 +269,7 @@ async def _run(own: socket.socket) -> None:
 
 
 def main() -> None:
-    """`python -m pacekeeper.controller.ingest.worker FD`: the controller starts it, nobody else."""
+    """Run `python -m pacekeeper.controller.ingest.worker FD`, which the controller starts."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s ingest %(message)s", stream=sys.stderr
     )

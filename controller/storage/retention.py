@@ -121,7 +121,7 @@ class Retention:
     _rules: deque[tuple[RetentionRule, Callable[[], list[Key]]]] = field(
         default_factory=deque
     )  # to follow
-    _said: dict[str, str] = field(default_factory=dict)  # troubles that were told
+    _troubles: dict[str, str] = field(default_factory=dict)  # troubles that were told
 
     def on_tick(self, now_s: float, unix_s: float) -> None:
         """On a tick: one batch of rows, or one piece of the file."""
@@ -136,9 +136,9 @@ class Retention:
             self._rules.clear()  # another controller's work now
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             self._rules.clear()  # the next time
-            self._say("past", f"what is too old can not be dropped: {error}")
+            self._log_trouble("past", f"what is too old can not be dropped: {error}")
         else:
-            self._say("past", "")
+            self._log_trouble("past", "")
 
     def _due(self, unix_s: float) -> list[tuple[RetentionRule, Callable[[], list[Key]]]]:
         """By age, then by number."""
@@ -163,20 +163,20 @@ class Retention:
         return self._drop_the_oldest()
 
     def _drop_the_oldest(self) -> bool:
-        """Where the store is too large: of the kind that has the oldest."""
+        """The kind of rows with the oldest one, of which a store that is too large drops some."""
         if self._is_within:
             return False
         self.used_bytes = self.store.database.used_bytes
         if self.used_bytes <= self.config.store_bytes:
             self._is_within = True
-            self._say("size", "")
+            self._log_trouble("size", "")
             return False
         past = min(ALL, key=lambda past: past.oldest(self.store))
         if keys := past.older(self.store, inf):
             past.drop(self.store, keys)
             return True
         most = self.config.store_bytes
-        self._say("size", f"what runs or is open is more than store_bytes = {most} allow")
+        self._log_trouble("size", f"what runs or is open is more than store_bytes = {most} allow")
         return False
 
     def _watch_log(self) -> None:
@@ -184,9 +184,9 @@ class Retention:
         trouble = ""
         if self.log_bytes > LONG_LOG_BYTES:
             trouble = "its log can not be written back: another process reads it since long"
-        self._say("log", trouble)
+        self._log_trouble("log", trouble)
 
-    def _say(self, what: str, trouble: str) -> None:
-        if trouble != self._said.get(what, ""):
-            self._said[what] = trouble
+    def _log_trouble(self, what: str, trouble: str) -> None:
+        if trouble != self._troubles.get(what, ""):
+            self._troubles[what] = trouble
             _log.warning("store: %s", trouble or f"{what} is well again")

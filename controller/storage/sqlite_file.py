@@ -220,7 +220,7 @@ def _make(path: Path) -> bool:
 
 
 def look(path: Path) -> str:
-    """What a controller would find there, of the file's first bytes: it is not opened as a store.
+    """Describe a store by its first bytes, without opening it as a store.
 
     Raises HostError and VersionError.
     """

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import PositiveFloat, PositiveInt
 
-from pacekeeper.core.addresses import GRPC_PORT, METRICS_PORT
+from pacekeeper.core.addresses import AGENT_PORT, METRICS_PORT
 from pacekeeper.core.config.base import Addresses, NonEmpty, OptionalListener, named, settings
 from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.config.security import TlsConfig
@@ -26,8 +26,8 @@ class AgentConfig:
     # Name of the rack it stands in, the same for all nodes that one switch or feed takes along.
     # Empty: not told, and plans for its jobs count nodes only.
     rack: NodeName = ""
-    # host:port of the controller; of several, with commas between: the one that leads is found.
-    controller: Addresses = f"127.0.0.1:{GRPC_PORT}"
+    # host:port of the controller for agents; of several, with commas: the leader is found.
+    controller: Addresses = f"127.0.0.1:{AGENT_PORT}"
     # File with the bearer token to show it; empty: none, the certificate tells the node.
     token_file: str = ""
     # Whether to attach to a controller, and to serve metrics, beyond loopback without encryption.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from pacekeeper.core.addresses import GRPC_PORT
+from pacekeeper.core.addresses import AGENT_PORT, API_PORT
 from pacekeeper.core.config.base import (
     Listener,
     NonEmpty,
@@ -21,6 +21,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
+from pacekeeper.core.errors import ConfigError
 
 Days = Annotated[float, Field(gt=0.0, le=36_500.0)]
 
@@ -54,7 +55,7 @@ class LeaseConfig:
 
     # This controller's name among them; empty: the host name.
     member: str = ""
-    # host:port that standbys name to agents and people; empty: where it listens.
+    # host:port of commands that standbys name as the leader's; empty: api_listen.
     advertise: OptionalAddress = ""
     # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
     # the database, and makes a takeover as much later.
@@ -76,8 +77,10 @@ class LeaseConfig:
 class ControllerConfig:
     """The central service."""
 
-    # host:port of gRPC; loopback unless you say otherwise.
-    listen: Listener = f"127.0.0.1:{GRPC_PORT}"
+    # host:port that agents attach to; loopback unless you say otherwise.
+    listen: Listener = f"127.0.0.1:{AGENT_PORT}"
+    # host:port of status, commands and health, for people; loopback unless you say otherwise.
+    api_listen: Listener = f"127.0.0.1:{API_PORT}"
     # Processes that serve agents on that port. One is enough below some 5,000 agents; each more
     # costs memory, and some CPU time for every report.
     fronts: Annotated[int, Field(ge=1, le=16)] = 1
@@ -112,6 +115,14 @@ class ControllerConfig:
 
     @property
     def audit_path(self) -> str:
-        """The file of the audit log: beside an SQLite store unless it is set."""
-        beside = "pacekeeper" if self.is_shared else self.store.removeprefix("sqlite:///")
-        return self.access.audit or f"{beside}.audit.jsonl"
+        """The file of the audit log: beside an SQLite store unless it is set.
+
+        Raises:
+            ConfigError: It is not set, and the store is shared.
+        """
+        if self.is_shared and not self.access.audit:
+            raise ConfigError(
+                "a controller of a shared store needs a path for its own audit log",
+                remedy="set [access] audit, such as /var/lib/pacekeeper/audit.jsonl",
+            )
+        return self.access.audit or f"{self.store.removeprefix('sqlite:///')}.audit.jsonl"

@@ -58,7 +58,8 @@ class AccessConfig:
     nodes_by_dns: bool = False
     # File of bearer tokens, made by `pacekeeper tokens`; empty: none are taken.
     tokens: str = ""
-    # File of the audit log, JSON lines; empty: the store's name with ".audit.jsonl" at its end.
+    # File of the audit log, JSON lines; empty: the name of the SQLite store with ".audit.jsonl" at
+    # its end. To be set with a PostgreSQL store.
     audit: str = ""
     # The audit log is set aside at this size, and so many old ones are kept.
     audit_max_bytes: Annotated[int, Field(ge=1 << 16)] = 64 << 20

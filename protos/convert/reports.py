@@ -53,7 +53,7 @@ from pacekeeper.protos.convert.samples import (
 )
 from pacekeeper.protos.convert.signs import MAX_STACKS, phases_from_messages, stack_from_message
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # since 2 agents fetch large layouts by a call of their own
 _NUMBER_OF_SCHEDULE: dict[Schedule | None, telemetry_pb2.PipelineSchedule] = {
     None: telemetry_pb2.PIPELINE_SCHEDULE_UNKNOWN,
     Schedule.ONE_F_ONE_B: telemetry_pb2.PIPELINE_SCHEDULE_ONE_F_ONE_B,

@@ -71,13 +71,13 @@ def _first_message(data: bytes) -> object:
         put=put,
         on_rejected=lambda: None,
         on_failure=lambda what, error: failures.append(f"{what}: {error!r}"),
-        say=told.append,
+        send_frame=told.append,
         attach_policy=_Welcoming(),
     )
     shown = peer_identity.PeerIdentity(peer="ipv4:127.0.0.1:1").to_bytes()
     frame = (ipc.OPENED, 1, 0, ipc.join_header(shown, data[:MAX_HELLO_BYTES]))
     loop = _loop()
-    loop.run_until_complete(control.take([frame]))
+    loop.run_until_complete(control.handle_frames([frame]))
     if failures:
         raise RuntimeError(failures[0])
     if len(told) != 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from pacekeeper.cli.demo.fleet import LISTENING
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.incidents.rank_ranges import iter_ranks, merge_ranges
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
@@ -75,10 +76,12 @@ class ControllerProcess:
         folder: Path,
         *arguments: str,
         listen: str = "127.0.0.1:0",
+        api_listen: str = "127.0.0.1:0",
         is_fresh: bool = False,
     ) -> None:
         self.folder = folder
-        command = ["controller", "--listen", listen, "--store", str(folder / "store.sqlite")]
+        command = ["controller", "--listen", listen, "--api-listen", api_listen]
+        command += ["--store", str(folder / "store.sqlite")]
         command += arguments
         with (folder / "controller.log").open("a") as log:
             self.process: subprocess.Popen[str] | Started
@@ -90,9 +93,10 @@ class ControllerProcess:
                 self.process = Started(*command, errors=log.fileno())
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line.startswith("listening on "), self.log
-        self.address = line.removeprefix("listening on ").strip()
-        self.channel = grpc.insecure_channel(self.address)
+        listening = LISTENING.fullmatch(line)
+        assert listening is not None, self.log
+        self.address, self.api = listening.groups()  # of agents, and of commands
+        self.channel = grpc.insecure_channel(self.api)
         self.status: Any = status_pb2_grpc.StatusServiceStub(self.channel)
 
     @property

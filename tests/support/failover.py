@@ -22,7 +22,8 @@ class Pair:
     def __init__(self, folder: Path, urls: str | tuple[str, str], settings: str = FAST) -> None:
         self._folder = folder
         self._urls = (urls, urls) if isinstance(urls, str) else urls
-        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]  # of agents
+        self.apis = [f"127.0.0.1:{free_port()}" for _ in range(2)]  # of commands
         self.processes: list[ControllerProcess | None] = [None, None]
         for index in range(2):
             (folder / f"c{index}").mkdir()
@@ -31,7 +32,7 @@ class Pair:
 
     @property
     def both(self) -> str:
-        """What agents and people are told."""
+        """What agents are told."""
         return ",".join(self.addresses)
 
     def start(self, index: int) -> ControllerProcess:
@@ -39,6 +40,7 @@ class Pair:
             self._folder / f"c{index}",
             *("--store", self._urls[index], "--config", str(self._folder / f"c{index}.toml")),
             listen=self.addresses[index],
+            api_listen=self.apis[index],
         )
         self.processes[index] = process
         return process
@@ -61,7 +63,7 @@ class Pair:
 
     def is_leading(self, index: int) -> bool:
         """Does it say that it serves?"""
-        return is_serving(self.addresses[index])
+        return is_serving(self.apis[index])
 
     def leader(self, *of: int) -> int:
         """Who of these leads, once somebody does."""

@@ -7,8 +7,6 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.ingest.runtime_dir import sweep
-
 PATIENCE_S = 60.0  # who was killed is not gone at once
 # The fork server's socket, which ends with this process, and torch's own cache.
 USUAL = ("pymp-", "torchinductor_")
@@ -19,7 +17,6 @@ def left_behind(folder: Path) -> list[str]:
     give_up_s = time.monotonic() + PATIENCE_S
     while (processes := _processes(folder)) and time.monotonic() < give_up_s:
         time.sleep(0.05)
-    sweep()  # as the next controller would
     files = [path for path in sorted(folder.iterdir()) if not path.name.startswith(USUAL)]
     return [*processes, *map(str, files)]
 

@@ -5,7 +5,6 @@ Also checks that no listener beyond loopback is unprotected unless `insecure` is
 """
 
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.auth.interceptor import AuthInterceptor
 from pacekeeper.controller.api.auth.rbac import Principal, Role
 from pacekeeper.controller.api.auth.tokens import TokenFile
+from pacekeeper.controller.api.refusals import for_people_only
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
@@ -49,7 +49,10 @@ def unprotected_listeners(config: ControllerConfig) -> list[str]:
         raise ConfigError(
             "[tls] ca: a controller that requires certificates needs its own: set [tls] cert"
         )
-    found = [unauthenticated_listener("--listen", config.listen, config.tls, config.access.tokens)]
+    found = [
+        unauthenticated_listener(option, address, config.tls, config.access.tokens)
+        for option, address in (("--listen", config.listen), ("--api-listen", config.api_listen))
+    ]
     if config.metrics_listen:
         found.append(unauthenticated_metrics(config.metrics_listen, config.metrics))
     if config.web:  # browsers are not asked for a certificate
@@ -58,15 +61,9 @@ def unprotected_listeners(config: ControllerConfig) -> list[str]:
     return [reason for reason in found if reason]
 
 
-def bind_error(host: str, port: int) -> OSError:
-    """Why binding to an address fails, which gRPC does not report."""
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
-    except OSError as error:
-        return error
-    return OSError("gRPC rejects the address")
+def listening_line(listen: str, api_listen: str) -> str:
+    """The line that a controller prints once it serves."""
+    return f"listening on {listen} for agents, {api_listen} for commands"
 
 
 class ListenerSetup:
@@ -108,18 +105,26 @@ class ListenerSetup:
         )
 
     def server(self, *outer: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-        """A gRPC server behind the interceptor, and behind `outer` before it."""
+        """The gRPC server of people, behind the interceptor, and behind `outer` before it."""
         return grpc.aio.server(
+            handlers=(for_people_only(self._config.listen),),
             interceptors=(*outer, self.interceptor),
-            options=reports.server_options(self._config.limits.max_report_bytes, None),
+            options=reports.server_options(
+                self._config.limits.max_question_bytes, self._connection_s
+            ),
         )
 
-    def settings(self, listen: str, inner: str) -> dict[str, Any]:
+    @property
+    def _connection_s(self) -> float | None:
+        """Seconds that a connection lives; None: for ever, as it shows no certificate."""
+        return self._config.limits.connection_s if self._config.tls.cert else None
+
+    def settings(self, listen: str, api_listen: str) -> dict[str, Any]:
         """The settings of the ingest process.
 
         Args:
-            listen: Address that agents and commands connect to.
-            inner: Address of the controller's own server, for calls that are no agent's stream.
+            listen: Address that agents connect to.
+            api_listen: Address that people connect to, for those that call the wrong one.
 
         Raises:
             ConfigError: The certificates are not usable.
@@ -129,10 +134,10 @@ class ListenerSetup:
             secure.server_credentials(tls)  # only to check the files
         return {
             "listen": listen,
-            "inner": inner,
+            "api_listen": api_listen,
             "tls": asdict(tls),
             "max_report_bytes": limits.max_report_bytes,
-            "connection_s": limits.connection_s if tls.cert else None,
+            "connection_s": self._connection_s,
             "reports": {"per_s": limits.reports_per_s, "at_once": limits.reports_at_once},
         }
 

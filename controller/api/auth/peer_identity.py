@@ -1,15 +1,12 @@
 """The sender of a call: address, authorization headers, names in the certificate.
 
-The ingest process ends the callers' connections and forwards each call with a `PeerIdentity` in one
-header; it removes headers of that name that callers send. `peer_identity` reads it in the
-controller. Nothing here decides whether the identity is valid (`authenticator.py`).
+The ingest process sends the identity of an agent to the controller with its first message. Nothing
+here decides whether an identity is valid (`authenticator.py`).
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
-
-CALLER_HEADER = "x-pacekeeper-caller-bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,7 @@ class PeerIdentity:
     names: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Encode for a frame or a header."""
+        """Encode for a frame."""
         fields = (self.peer, self.authorization, self.has_certificate, self.uris, self.names)
         return json.dumps(fields).encode()
 
@@ -52,19 +49,11 @@ def decode_peer_identity(data: bytes) -> PeerIdentity:
 
 
 def peer_identity(context: Any) -> PeerIdentity:
-    """The sender of a call.
+    """The sender of a call, by its connection and headers.
 
     Args:
-        context: The gRPC context; a call forwarded by the ingest process has `CALLER_HEADER`.
+        context: The gRPC context.
     """
-    for name, value in context.invocation_metadata() or ():
-        if name == CALLER_HEADER:
-            return decode_peer_identity(value)
-    return connection_identity(context)
-
-
-def connection_identity(context: Any) -> PeerIdentity:
-    """The sender of a call by its own connection and headers."""
     metadata = context.invocation_metadata() or ()
     shown = context.auth_context()
     uris, names = (

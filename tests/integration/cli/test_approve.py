@@ -39,7 +39,7 @@ def test_a_plan_is_denied_and_the_next_one_approved(tmp_path: Path) -> None:
     config = tmp_path / "pacekeeper.toml"
     config.write_text('[policy]\nmode = "approve"\napprove = "all"\n')
     with ControllerProcess(tmp_path, "--config", str(config)) as controller:
-        where = ("--controller", controller.address)
+        where = ("--controller", controller.api)
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached(JOB, LAYOUT))
         slow_down(agent)

@@ -22,6 +22,8 @@ from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 from support.commands import FRESH, pacekeeper
 from support.ports import free_port
 
+ANY_API = ("--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0")
+
 
 def assert_refused(done: subprocess.CompletedProcess[str], code: ExitCode, *words: str) -> None:
     assert done.returncode == code, done.stderr
@@ -54,7 +56,7 @@ def test_a_wrong_type_names_what_was_expected(part: str, tmp_path: Path) -> None
     assert_refused(done, ExitCode.CONFIG, "[engine] steps", "int", "many")
 
 
-@pytest.mark.parametrize("key", ["listen", "metrics_listen"])
+@pytest.mark.parametrize("key", ["listen", "api_listen", "metrics_listen"])
 def test_an_address_in_a_file_that_is_none_names_file_and_table(key: str, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text(f"[controller]\n{key} = '7443'\n")
@@ -82,11 +84,9 @@ def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         store = str(tmp_path / "store.sqlite")
-        done = pacekeeper("controller", "--listen", address, "--store", store)
+        done = pacekeeper("controller", *ANY_API[2:], "--listen", address, "--store", store)
         assert_refused(done, ExitCode.HOST, address, "--listen")
-        done = pacekeeper(
-            "controller", "--listen", "127.0.0.1:0", "--store", store, "--metrics-listen", address
-        )
+        done = pacekeeper("controller", *ANY_API, "--store", store, "--metrics-listen", address)
         assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
         done = pacekeeper("agent", "--ring-dir", str(tmp_path), "--metrics-listen", address)
         assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
@@ -200,7 +200,7 @@ def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     store = tmp_path / "notes.txt"
     store.write_text("my notes, not a database at all, and longer than a page header" * 50)
     before = store.read_bytes()
-    done = pacekeeper("controller", "--listen", "127.0.0.1:0", "--store", str(store))
+    done = pacekeeper("controller", *ANY_API, "--store", str(store))
     assert_refused(done, ExitCode.HOST, "notes.txt", "--store")
     assert store.read_bytes() == before
 

@@ -13,6 +13,8 @@ from support.commands import pacekeeper
 from support.controllers import ControllerProcess
 from support.ports import free_port
 
+ANY_PORTS = ("--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0")
+
 
 def refused(*arguments: str) -> tuple[int, str]:
     """Exit code and the one line that is said."""
@@ -30,28 +32,32 @@ def test_it_says_where_it_listens_and_answers_there(tmp_path: Path) -> None:
 
 
 def test_port_and_store_are_free_again_after_a_stop_and_after_a_kill(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"  # of those that no client gets meanwhile
-    with ControllerProcess(tmp_path, listen=address, is_fresh=True) as first:
+    # Ports that no client gets meanwhile.
+    listen, api = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    with ControllerProcess(tmp_path, listen=listen, api_listen=api, is_fresh=True) as first:
         first.stop()
-    with ControllerProcess(tmp_path, listen=address) as second:
-        assert second.address == address
+    with ControllerProcess(tmp_path, listen=listen, api_listen=api) as second:
+        assert (second.address, second.api) == (listen, api)
         second.kill()
-    with ControllerProcess(tmp_path, listen=address) as third:
+    with ControllerProcess(tmp_path, listen=listen, api_listen=api) as third:
         third.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0)
 
 
-def test_a_port_in_use_is_refused_also_by_another_controller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--listen", "--api-listen"])
+def test_a_port_in_use_is_refused_also_by_another_controller(tmp_path: Path, option: str) -> None:
     with ControllerProcess(tmp_path) as first:
-        store = str(tmp_path / "other.sqlite")
-        code, line = refused("--listen", first.address, "--store", store)
+        used = first.address if option == "--listen" else first.api
+        free = {"--listen": "127.0.0.1:0", "--api-listen": "127.0.0.1:0"} | {option: used}
+        words = [word for pair in free.items() for word in pair]
+        code, line = refused(*words, "--store", str(tmp_path / "other.sqlite"))
         assert code == ExitCode.HOST
-        assert first.address in line and "--listen" in line
+        assert used in line and f" {option}" in line
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path):
         store = str(tmp_path / "store.sqlite")
-        code, line = refused("--listen", "127.0.0.1:0", "--store", store)
+        code, line = refused(*ANY_PORTS, "--store", store)
         assert (code, store in line) == (ExitCode.HOST, True)
 
 
@@ -88,7 +94,7 @@ def test_a_store_of_a_newer_schema_has_a_code_of_its_own(tmp_path: Path) -> None
     connection = sqlite3.connect(tmp_path / "store.sqlite")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    code, line = refused("--listen", "127.0.0.1:0", "--store", str(tmp_path / "store.sqlite"))
+    code, line = refused(*ANY_PORTS, "--store", str(tmp_path / "store.sqlite"))
     assert (code, "99" in line) == (ExitCode.VERSION, True)
 
 
@@ -116,5 +122,5 @@ def test_both_address_families_can_be_served(tmp_path: Path) -> None:
         pytest.skip("this machine has no IPv6 loopback")
     with ControllerProcess(tmp_path, listen="[::1]:0") as controller:
         assert controller.address.startswith("[::1]:")
-        with grpc.insecure_channel(controller.address) as channel:
+        with grpc.insecure_channel(controller.api) as channel:
             grpc.channel_ready_future(channel).result(60.0)

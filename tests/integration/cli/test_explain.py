@@ -47,7 +47,7 @@ def trained(agent: ScriptedAgent) -> None:
 
 def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path) as controller:
-        where = ("--controller", controller.address)
+        where = ("--controller", controller.api)
         agent = ScriptedAgent(controller.address)
         said("dry-run", "on", "--reason", "a trial", *where)
         trained(agent)
@@ -67,7 +67,7 @@ def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> 
     assert told["measured"]["slowdown"] == pytest.approx(1.8, rel=0.05)
 
     with ControllerProcess(tmp_path) as controller:
-        where = ("--controller", controller.address)
+        where = ("--controller", controller.api)
         again = json.loads(said("explain", "1", "--json", *where))
         assert again["timeline"]["step"] == timeline["step"]
         said("explain", "9", *where, code=ExitCode.USAGE)
@@ -77,7 +77,7 @@ def test_an_incident_is_explained_before_and_after_a_restart(tmp_path: Path) -> 
 
 def test_cordon_and_pause_are_said_shown_and_taken_back(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path) as controller:
-        where = ("--by", "ada", "--controller", controller.address)
+        where = ("--by", "ada", "--controller", controller.api)
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached(JOB, LAYOUT))
         given = json.loads(said("cordon", "node-0", "--json", *where))

@@ -54,7 +54,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
 
 
 def listed(controller: ControllerProcess, *arguments: str) -> list[Any]:
-    done = pacekeeper("incidents", "--controller", controller.address, "--json", *arguments)
+    done = pacekeeper("incidents", "--controller", controller.api, "--json", *arguments)
     assert done.returncode == ExitCode.OK, done.stderr
     answer = json.loads(done.stdout)
     assert isinstance(answer, list)
@@ -82,14 +82,14 @@ def test_they_can_be_narrowed_to_open_ones_and_to_a_job(controller: ControllerPr
 
 
 def test_people_read_what_happened_why_and_what_was_done(controller: ControllerProcess) -> None:
-    done = pacekeeper("incidents", "--controller", controller.address, "--job", "a")
+    done = pacekeeper("incidents", "--controller", controller.api, "--job", "a")
     assert done.returncode == ExitCode.OK, done.stderr
     head, *_ = done.stdout.splitlines()
     assert head.startswith("#1 ") and NODE in head
 
 
 def test_none_is_said_and_a_misspelt_job_is_not_none(controller: ControllerProcess) -> None:
-    address = controller.address
+    address = controller.api
     assert pacekeeper("incidents", "--controller", address, "--job", "c").returncode == ExitCode.OK
     wrong = pacekeeper("incidents", "--controller", address, "--job", "d")
     assert (wrong.returncode, wrong.stdout) == (ExitCode.USAGE, "")
@@ -104,7 +104,7 @@ def test_a_watch_tells_known_ones_then_changes_until_ctrl_c(
         agent.report_and_wait(attached("a", LAYOUT), attached("b", LAYOUT))
         agent.report_and_wait(JobReport(job="b", records=(killed(2),)))
         agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
-        arguments = ("incidents", "--controller", controller.address, "--json", "--watch")
+        arguments = ("incidents", "--controller", controller.api, "--json", "--watch")
         with Started(*arguments) as everything, Started(*arguments, "--job", "a") as mine:
             assert everything.stdout is not None and mine.stdout is not None
             known = [json.loads(everything.stdout.readline())["job"] for _ in range(2)]
@@ -130,9 +130,9 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached("a", LAYOUT))
         agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
-        with Started("incidents", "--controller", controller.address, "--watch") as watch:
+        with Started("incidents", "--controller", controller.api, "--watch") as watch:
             assert watch.stdout is not None and watch.stderr is not None
             assert watch.stdout.readline().startswith("#1 ")
             assert controller.stop() == ExitCode.OK
             assert watch.wait() == ExitCode.UNREACHABLE
-            assert controller.address in watch.stderr.read()
+            assert controller.api in watch.stderr.read()

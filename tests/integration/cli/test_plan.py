@@ -119,7 +119,7 @@ def test_a_device_s_value_that_is_no_number_is_refused(loads: Path, option: str)
 def test_the_layout_of_a_job_is_written_in_eplbs_form(tmp_path: Path) -> None:
     layout = first_layout()
     with ControllerProcess(tmp_path) as controller:
-        where = ("--controller", controller.address)
+        where = ("--controller", controller.api)
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached("train", layout))
         file = tmp_path / "plan.json"

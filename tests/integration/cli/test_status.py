@@ -44,7 +44,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProces
 
 
 def document(controller: ControllerProcess, *arguments: str) -> Any:
-    done = pacekeeper("status", "--controller", controller.address, "--json", *arguments)
+    done = pacekeeper("status", "--controller", controller.api, "--json", *arguments)
     assert done.returncode == ExitCode.OK, done.stderr
     return json.loads(done.stdout)
 
@@ -84,7 +84,7 @@ def test_one_job_may_be_asked_for(controller: ControllerProcess) -> None:
 
 
 def test_a_job_that_is_not_there_is_the_users_mistake(controller: ControllerProcess) -> None:
-    done = pacekeeper("status", "--controller", controller.address, "--job", "c")
+    done = pacekeeper("status", "--controller", controller.api, "--job", "c")
     assert done.returncode == ExitCode.USAGE
     assert "'c'" in done.stderr
 
@@ -92,7 +92,7 @@ def test_a_job_that_is_not_there_is_the_users_mistake(controller: ControllerProc
 def test_people_get_tables_that_are_whole_where_the_output_is_a_file(
     controller: ControllerProcess,
 ) -> None:
-    done = pacekeeper("status", "--controller", controller.address)
+    done = pacekeeper("status", "--controller", controller.api)
     assert done.returncode == ExitCode.OK, done.stderr
     lines = done.stdout.splitlines()
     header = next(line for line in lines if "suspicion" in line)
@@ -108,13 +108,13 @@ def test_people_get_tables_that_are_whole_where_the_output_is_a_file(
 
 
 def test_a_controller_without_jobs_says_so(empty: ControllerProcess) -> None:
-    done = pacekeeper("status", "--controller", empty.address)
+    done = pacekeeper("status", "--controller", empty.api)
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
     assert document(empty) == {"jobs": [], "nodes": []}
 
 
 def test_a_watch_gives_one_document_per_line_until_ctrl_c(controller: ControllerProcess) -> None:
-    with Started("status", "--controller", controller.address, "--json", "--watch") as watch:
+    with Started("status", "--controller", controller.api, "--json", "--watch") as watch:
         assert watch.stdout is not None
         for _ in range(2):
             assert len(json.loads(watch.stdout.readline())["jobs"]) == 2
@@ -127,18 +127,18 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
 ) -> None:
     with (
         ControllerProcess(tmp_path_factory.mktemp("going")) as going,
-        Started("status", "--controller", going.address, "--json", "--watch") as watch,
+        Started("status", "--controller", going.api, "--json", "--watch") as watch,
     ):
         assert watch.stdout is not None and watch.stderr is not None
         watch.stdout.readline()
         going.kill()
         assert watch.wait() == ExitCode.UNREACHABLE
-        assert going.address in watch.stderr.read()
+        assert going.api in watch.stderr.read()
 
 
 def test_the_fleet_is_told_by_what_was_found_of_its_devices(controller: ControllerProcess) -> None:
     def fleet(*arguments: str) -> str:
-        done = pacekeeper("fleet", "--controller", controller.address, *arguments)
+        done = pacekeeper("fleet", "--controller", controller.api, *arguments)
         assert done.returncode == ExitCode.OK, done.stderr
         return done.stdout
 
@@ -146,5 +146,5 @@ def test_the_fleet_is_told_by_what_was_found_of_its_devices(controller: Controll
     (strike,) = node["strikes"]
     assert (strike["job"], strike["kind"]) == ("a", "device") and strike["slowdown"] > 1.5
     assert node["name"] in fleet() and node["name"] in fleet(node["name"])
-    none = pacekeeper("fleet", "--controller", controller.address, "elsewhere")
+    none = pacekeeper("fleet", "--controller", controller.api, "elsewhere")
     assert none.returncode == ExitCode.USAGE and "elsewhere" in none.stderr

@@ -86,7 +86,7 @@ def test_it_draws_what_the_controller_says_and_gives_the_terminal_back(tmp_path:
         for number in range(30):
             agent.report(JobReport(job="train", records=step_records(number, LAYOUT)))
         agent.report_and_wait()
-        terminal = Terminal("top", "--controller", controller.address)
+        terminal = Terminal("top", "--controller", controller.api)
         try:
             terminal.until("train")
             terminal.until("node-0")

@@ -71,23 +71,24 @@ def test_while_the_database_is_away_training_goes_on_and_reads_say_their_age(
         ranks = Ranks([node])
         try:
             rings = lose_a_rank(node, "before")
-            for address in pair.addresses:
+            for address in pair.apis:
                 until("the death is shown", partial(shows_first, address))
 
             server.stop("immediate")
-            for address in pair.addresses:
+            for address in pair.apis:
                 until("it does not serve", partial(is_away, address))
                 until("it answers reads", partial(serves, address, READS))
+                until("it stands by", partial(stands_by, address))
             for number in range(3):
                 rings += lose_a_rank(node, f"away-{number}")
             steps = ranks.num_steps
             until("training goes on", lambda: ranks.num_steps > steps + 10)
-            for address in pair.addresses:
+            for address in pair.apis:
                 jobs, age_s = jobs_of(address)
                 assert jobs == ["before"] and age_s is not None and age_s > 0.0
 
             server.start()
-            leader = pair.addresses[pair.leader()]
+            leader = pair.apis[pair.leader()]
             wanted = ["away-0", "away-1", "away-2", "before"]
             until("all are known", lambda: jobs_of(leader) == (wanted, None))
         finally:
@@ -112,6 +113,10 @@ def jobs_of(address: str) -> tuple[list[str], float | None]:
 
 def shows_first(address: str) -> bool:
     return jobs_of(address)[0] == ["before"]
+
+
+def stands_by(address: str) -> bool:
+    return jobs_of(address)[1] is not None
 
 
 def is_away(address: str) -> bool:

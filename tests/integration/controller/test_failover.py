@@ -121,8 +121,8 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
         agent = ScriptedAgent(pair.addresses[1], hello("a"))
         code, words = agent.wait_for_end()
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert pair.addresses[0] in words
-        said = pacekeeper("status", "--controller", ",".join(pair.addresses[::-1]))
+        assert pair.apis[0] in words
+        said = pacekeeper("status", "--controller", ",".join(pair.apis[::-1]))
         assert (said.returncode, said.stderr) == (ExitCode.OK, "")
         _reads_on_a_standby(pair, web)
         leader.process.terminate()
@@ -137,19 +137,19 @@ def _reads_on_a_standby(pair: Pair, web: str) -> None:
     agent.report_and_wait(attached(JOB, LAYOUT))
     agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
     agent.close()
-    assert health(pair.addresses[1], "") == NOT_SERVING
-    until("it answers reads", lambda: health(pair.addresses[1], READS) == SERVING)
-    assert health(pair.addresses[0], READS) == SERVING
+    assert health(pair.apis[1], "") == NOT_SERVING
+    until("it answers reads", lambda: health(pair.apis[1], READS) == SERVING)
+    assert health(pair.apis[0], READS) == SERVING
     until("the death is read", lambda: incidents(pair.processes[1]) == [(1, [1])])
-    said = pacekeeper("incidents", "--controller", pair.addresses[1])
+    said = pacekeeper("incidents", "--controller", pair.apis[1])
     assert said.returncode == ExitCode.OK and JOB in said.stdout
-    assert "stands by" in said.stderr and pair.addresses[0] in said.stderr
-    said = pacekeeper("incidents", "--controller", pair.addresses[0])
+    assert "stands by" in said.stderr and pair.apis[0] in said.stderr
+    said = pacekeeper("incidents", "--controller", pair.apis[0])
     assert (said.returncode, said.stderr) == (ExitCode.OK, "")
-    said = pacekeeper("explain", "1", "--controller", pair.addresses[1])
+    said = pacekeeper("explain", "1", "--controller", pair.apis[1])
     assert said.returncode == ExitCode.OK and "stands by" in said.stderr
-    said = pacekeeper("pause", JOB, "--controller", pair.addresses[1])
-    assert said.returncode == ExitCode.UNREACHABLE and pair.addresses[0] in said.stderr
+    said = pacekeeper("pause", JOB, "--controller", pair.apis[1])
+    assert said.returncode == ExitCode.UNREACHABLE and pair.apis[0] in said.stderr
     with httpx2.Client(base_url=f"http://{web}") as browser:
         page = browser.get("/incidents")
         assert page.status_code == 200 and "stands by" in page.text and JOB in page.text
@@ -158,7 +158,7 @@ def _reads_on_a_standby(pair: Pair, web: str) -> None:
         (secret,) = re.findall(r'X-CSRF-Token": "([^"]*)"', page.text)
         order = {"kind": "pause", "subject": JOB, "is_on": "1"}
         refused = browser.post("/act/order", data=order, headers={"x-csrf-token": secret})
-        assert refused.status_code == 503 and pair.addresses[0] in refused.json()["error"]
+        assert refused.status_code == 503 and pair.apis[0] in refused.json()["error"]
 
 
 def health(address: str, service: str) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pkgutil
 import re
 import sqlite3
 import time
@@ -12,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.controller.app.controller import Controller
-from pacekeeper.controller.ingest import runtime_dir
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.state.events import Event, NodeAttached, Tick
 from pacekeeper.controller.state.state import State
@@ -146,7 +143,12 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
         "pacekeeper.controller.app.controller._log.error",
         lambda text, *a, **k: said.append(text % a),
     )
-    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
+    config = replace(
+        ControllerConfig(),
+        listen="127.0.0.1:0",
+        api_listen="127.0.0.1:0",
+        store=str(tmp_path / "store"),
+    )
     controller = Controller(config)
     asyncio.run(scene(controller))
     assert set(controller.state.nodes) == {"lucky"}
@@ -190,30 +192,13 @@ def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing(
             part.cancel()
 
     monkeypatch.setattr("pacekeeper.controller.storage.sqlite_file.used_bytes", unreadable)
-    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
+    config = replace(
+        ControllerConfig(),
+        listen="127.0.0.1:0",
+        api_listen="127.0.0.1:0",
+        store=str(tmp_path / "store"),
+    )
     asyncio.run(scene(Controller(replace(config, tick_interval_s=0.01))))
-
-
-def test_its_own_taking_away_of_the_socket_for_calls_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime_dir, "LOOK_S", 0.001)
-    made = "grpc.aio._server.Server.stop"  # grpc.aio.Server is its abstract base
-    true_stop = pkgutil.resolve_name(made)
-
-    async def stop(server: grpc.aio.Server, grace: float | None) -> None:
-        await true_stop(server, grace)  # which takes the socket away
-        await asyncio.sleep(0.05)  # on a host that is busy with other things
-
-    async def scene(controller: Controller) -> None:
-        stopping = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.2, stopping.set)
-        async with asyncio.timeout(PATIENCE_S):
-            await controller.serve(stopping)  # a leader that steps down would end else
-
-    monkeypatch.setattr(made, stop)
-    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
-    asyncio.run(scene(Controller(config)))
 
 
 def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None:

@@ -38,17 +38,18 @@ class Reader:
 
     def __init__(self, folder: Path, server: Cluster) -> None:
         self._folder, self._server = folder, server
-        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.apis = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self._here = {
-            "10.0.0.1:7443": self.addresses[0],
-            "10.0.0.2:7443": self.addresses[1],
+            "10.0.0.1:7443": f"127.0.0.1:{free_port()}",
+            "10.0.0.2:7443": f"127.0.0.1:{free_port()}",
+            "10.0.0.1:7444": self.apis[0],
+            "10.0.0.2:7444": self.apis[1],
             "10.0.0.7/": f"127.0.0.1:{server.port}/",
             "/var/lib/pacekeeper/": f"{folder}/",
             "ha.toml": str(folder / "ha.toml"),
         }
         (toml,) = re.findall(r"```toml\n(# ha.toml.*?)```", PAGE, re.DOTALL)
-        audit = f'[access]\naudit = "{folder}/audit.jsonl"\n'
-        (folder / "ha.toml").write_text(self._localised(toml) + audit)
+        (folder / "ha.toml").write_text(self._localised(toml))
 
     def _localised(self, text: str) -> str:
         for there, here in self._here.items():
@@ -103,7 +104,7 @@ def test_the_page_sets_up_two_controllers_and_leads_back_to_one(tmp_path: Path) 
         with (tmp_path / "log").open("w") as log:
             started = [Started(*words[1:], errors=log.fileno()) for words in lines]
         try:
-            until("one of the two leads", lambda: sum(map(is_serving, reader.addresses)) == 1)
+            until("one of the two leads", lambda: sum(map(is_serving, reader.apis)) == 1)
             until("the agent is with it", lambda: "n0" in fleet(reader))
             assert "train" in reader.run("pacekeeper status").stdout
         finally:
@@ -115,7 +116,7 @@ def test_the_page_sets_up_two_controllers_and_leads_back_to_one(tmp_path: Path) 
         reader.run(BACK)
         (words,) = reader.commands("pacekeeper controller --store")
         with ControllerProcess(tmp_path, *words[2:]) as alone:
-            shown = pacekeeper("incidents", "--controller", alone.address)
+            shown = pacekeeper("incidents", "--controller", alone.api)
             assert "train" in shown.stdout, shown.stderr
 
 
@@ -125,4 +126,4 @@ def flat(table: str) -> str:
 
 
 def fleet(reader: Reader) -> str:
-    return pacekeeper("fleet", "--all", "--controller", ",".join(reader.addresses)).stdout
+    return pacekeeper("fleet", "--all", "--controller", ",".join(reader.apis)).stdout

@@ -6,10 +6,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,11 +17,10 @@ import pytest
 
 from pacekeeper.controller.ingest import ipc, supervisor
 from pacekeeper.controller.ingest.ipc import Frame
-from pacekeeper.controller.ingest.runtime_dir import SOCKET, own_folder
 from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenError
 from pacekeeper.controller.ingest.worker import UNSENT_BYTES
 from pacekeeper.core.config.security import TlsConfig
-from pacekeeper.core.errors import ExitCode, HostError
+from pacekeeper.core.errors import HostError
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
@@ -74,23 +73,6 @@ def test_a_front_ends_with_its_controller(tmp_path: Path) -> None:
         until("it is gone", lambda: not Path(f"/proc/{ingest}").exists())
 
 
-def meeting_place(pid: int) -> Path:
-    """The folder of a controller's sockets, which it holds open."""
-    held = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
-    (found,) = (Path(one) for one in held if "/pacekeeper-" in one and Path(one).is_dir())
-    return found
-
-
-def test_a_socket_that_somebody_takes_away_ends_the_controller(
-    tmp_path: Path,
-) -> None:
-    with ControllerProcess(tmp_path) as controller:
-        folder = meeting_place(controller.process.pid)
-        (folder / SOCKET).unlink()
-        assert controller.process.wait(PATIENCE_S) == ExitCode.HOST
-        assert "is gone, by which calls come" in controller.log
-
-
 @dataclass
 class Door:
     """An IngestSupervisor whose frames are kept."""
@@ -100,7 +82,6 @@ class Door:
     gone: int = 0
     restarts: int = 0
 
-    folder: ClassVar[Path]
     per_s: float = 1e9
     at_once: int = 1 << 30
 
@@ -109,7 +90,7 @@ class Door:
         self.door = IngestSupervisor(
             {
                 "listen": "127.0.0.1:0",
-                "inner": f"unix:{self.folder}/nowhere",
+                "api_listen": "127.0.0.1:1",
                 "tls": asdict(TlsConfig()),
                 "max_report_bytes": 1 << 20,
                 "connection_s": None,
@@ -125,7 +106,7 @@ class Door:
     async def _hear(self, frames: Sequence[Frame]) -> None:
         for kind, number, _, _ in frames:
             if kind == ipc.OPENED:
-                self.door.say(ipc.encode_send([number], 0, b"welcome", WELCOME))
+                self.door.send_frame(ipc.encode_send([number], 0, b"welcome", WELCOME))
         self.heard += frames
         await self.is_free.wait()
 
@@ -138,13 +119,6 @@ class Door:
     @property
     def sequences(self) -> list[int]:
         return [number for kind, _, number, _ in self.heard if kind == ipc.REPORT]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def folder() -> Iterator[None]:
-    """Where ingest processes meet the controllers that these tests have not."""
-    with own_folder() as Door.folder:
-        yield
 
 
 def play(scene: Callable[[Door], Awaitable[None]], **limits: Any) -> Door:
@@ -292,10 +266,10 @@ def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert (await call.read()).HasField("welcome")
             number = door.heard[0][1]
-            door.door.say(
+            door.door.send_frame(
                 ipc.encode_acknowledge(1, 1, [(number, 5)])
             )  # for the first ms of the host
-            door.door.say(ipc.encode_acknowledge(1, 0, [(number, 6)]))
+            door.door.send_frame(ipc.encode_acknowledge(1, 0, [(number, 6)]))
             assert (await call.read()).acknowledge.sequence == 6
 
     play(scene)
@@ -310,7 +284,7 @@ def test_a_large_offer_is_fetched_by_its_digest() -> None:
         async with tls.aio_channel(door.door.address, TlsConfig()) as channel:
             call = await welcomed(channel)
             number = door.heard[0][1]
-            door.door.say(ipc.encode_send([number], 0, b"plan", offer))
+            door.door.send_frame(ipc.encode_send([number], 0, b"plan", offer))
             offered = (await call.read()).offer_plan
             assert (offered.generation, offered.layout_json) == (2, b"")
             stub: Any = control_pb2_grpc.AgentControlServiceStub(channel)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 
 from pacekeeper.controller.ingest import supervisor
 from pacekeeper.controller.ingest.ipc import Frame
-from pacekeeper.controller.ingest.runtime_dir import own_folder
 from pacekeeper.controller.ingest.supervisor import IngestSupervisor
 from pacekeeper.core.config.security import TlsConfig
 from support.controllers import PATIENCE_S
@@ -26,16 +25,10 @@ async def nothing() -> None:
     """No stream is lost."""
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with own_folder() as made:
-        yield made
-
-
-def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> IngestSupervisor:
+def made(on_restart: Callable[[], None] = lambda: None) -> IngestSupervisor:
     settings = {
         "listen": "127.0.0.1:0",
-        "inner": f"unix:{folder}/nowhere",
+        "api_listen": "127.0.0.1:1",
         "tls": asdict(TlsConfig()),
         "max_report_bytes": 1 << 20,
         "connection_s": None,
@@ -73,13 +66,13 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_front_that_is_being_started_again_does_not_outlive_a_drain(
-    has_begun: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "AGAIN_S", 0.0 if has_begun else PATIENCE_S)
     restarts = []
 
     async def scene() -> None:
-        door = made_in(folder, lambda: restarts.append(1))
+        door = made(lambda: restarts.append(1))
         await door.start()
         running = asyncio.create_task(door.run())
         silent(tmp_path, monkeypatch)
@@ -96,12 +89,12 @@ def test_a_front_that_is_being_started_again_does_not_outlive_a_drain(
 
 
 def test_a_start_that_is_given_up_leaves_no_process(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent(tmp_path, monkeypatch)
 
     async def scene() -> None:
-        door = made_in(folder)
+        door = made()
         starting = asyncio.create_task(door.start())
         process = await started(door)
         starting.cancel()
@@ -111,9 +104,9 @@ def test_a_start_that_is_given_up_leaves_no_process(
     asyncio.run(scene())
 
 
-def test_what_a_terminal_tells_all_does_not_end_a_front_that_just_begins(folder: Path) -> None:
+def test_what_a_terminal_tells_all_does_not_end_a_front_that_just_begins() -> None:
     async def scene() -> None:
-        door = made_in(folder)
+        door = made()
         starting = asyncio.create_task(door.start())
         process = await started(door)
         process.send_signal(signal.SIGINT)

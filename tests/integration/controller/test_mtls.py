@@ -61,14 +61,14 @@ class Fleet:
             as_toml(self.authority.tls(self.server)) + f'[access]\ntokens = "{folder / "tokens"}"\n'
         )
         self.process = ControllerProcess(folder, "--config", str(config))
-        self.address = self.process.address
+        self.address, self.api = self.process.address, self.process.api
 
     def tls(self, kind: Kind, name: str, **how: Any) -> TlsConfig:
         return self.authority.tls(self.authority.cert(kind, name, **how))
 
     def ask(self, tls: TlsConfig, token: str = "") -> Any:
         """ListNodes, as a caller with these."""
-        with secure.client_channel(self.address, tls) as channel:
+        with secure.client_channel(self.api, tls) as channel:
             stub = status_pb2_grpc.StatusServiceStub(secure.with_token(channel, token))
             return stub.ListNodes(status_pb2.ListNodesRequest(), timeout=60.0)
 
@@ -169,7 +169,7 @@ def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(fleet: Flee
     asked = operator_pb2.ApproveProposalRequest(proposal_id=7)
 
     def answer(tls: TlsConfig, token: str = "") -> grpc.StatusCode:
-        with secure.client_channel(fleet.address, tls) as channel:
+        with secure.client_channel(fleet.api, tls) as channel:
             stub: Any = operator_pb2_grpc.OperatorServiceStub(secure.with_token(channel, token))
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ApproveProposal(asked, timeout=60.0)
@@ -191,13 +191,13 @@ def test_a_real_agent_and_the_commands_use_the_same_settings(fleet: Fleet, tmp_p
     agent_file, own_file = tmp_path / "agent.toml", tmp_path / "own.toml"
     agent_file.write_text(as_toml(fleet.tls(Kind.NODE, "gpu-7")))
     own_file.write_text(as_toml(fleet.tls(Kind.VIEWER, "bob")))
-    ask = ("status", "--controller", fleet.address, "--json", "--config")
+    ask = ("status", "--controller", fleet.api, "--json", "--config")
     with Started(
         *("agent", "--config", str(agent_file), "--controller", fleet.address),
         *("--node", "gpu-7", "--ring-dir", str(tmp_path / "rings"), "--metrics-listen", ""),
     ):
         until("it is attached", lambda: "gpu-7" in pacekeeper(*ask, str(own_file)).stdout)
-    clear = pacekeeper("status", "--controller", fleet.address)
+    clear = pacekeeper("status", "--controller", fleet.api)
     assert clear.returncode == ExitCode.UNREACHABLE
     assert "[tls] ca" in clear.stderr
     denied = pacekeeper(*ask, str(agent_file))
@@ -205,8 +205,10 @@ def test_a_real_agent_and_the_commands_use_the_same_settings(fleet: Fleet, tmp_p
     assert "viewer or operator" in denied.stderr
 
 
-def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet) -> None:
-    host, _, port = fleet.address.rpartition(":")
+@pytest.mark.parametrize("port_of", ["agents", "commands"])
+def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet, port_of: str) -> None:
+    address = fleet.address if port_of == "agents" else fleet.api
+    host, _, port = address.rpartition(":")
 
     def shown() -> str:
         text = ssl.get_server_certificate((host, int(port)), timeout=60.0)

@@ -29,11 +29,13 @@ Scene = Callable[[Controller, Any], Awaitable[None]]
 
 def play(tmp_path: Path, scene: Scene) -> Controller:
     """The scene with a controller that serves, in this process; its inbox is consumed."""
-    config = replace(QUICK, listen="127.0.0.1:0", store=str(tmp_path / "store.sqlite"))
+    config = replace(
+        QUICK, listen="127.0.0.1:0", api_listen="127.0.0.1:0", store=str(tmp_path / "store.sqlite")
+    )
     controller = Controller(config)
 
     async def run() -> None:
-        server, address = await controller._serve(tmp_path)
+        server, address = await controller._serve_people()
         consumer = asyncio.create_task(controller._consume())
         try:
             async with grpc.aio.insecure_channel(address) as channel:

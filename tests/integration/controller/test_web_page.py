@@ -178,7 +178,7 @@ def test_beyond_loopback_nothing_is_shown_in_the_clear(
     tmp_path: Path, arguments: tuple[str, ...], why: str
 ) -> None:
     store = str(tmp_path / "store.sqlite")
-    done = pacekeeper("controller", "--listen", "127.0.0.1:0", "--store", store, *arguments)
+    done = pacekeeper("controller", "--api-listen", "127.0.0.1:0", "--store", store, *arguments)
     assert done.returncode == ExitCode.CONFIG and why in done.stderr
 
 

@@ -91,7 +91,7 @@ def test_an_incident_says_what_its_device_showed_also_after_a_kill(tmp_path: Pat
         agent.report_and_wait(with_devices(attached(JOB, LAYOUT)))
         incident = train_until_found(controller, agent)
         assert (incident.rank, incident.cause) == (SLOW, CAUSE)
-        done = pacekeeper("incidents", "--controller", controller.address)
+        done = pacekeeper("incidents", "--controller", controller.api)
         assert done.returncode == ExitCode.OK, done.stderr
         assert f"    cause: {CAUSE}\n" in done.stdout
         assert f"incident=1 cause: {CAUSE}" in controller.log

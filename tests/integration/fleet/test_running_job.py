@@ -69,7 +69,8 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(running: Fl
     )
     fleet._spawn(
         "controller",
-        ["controller", "--listen", fleet.address, "--store", str(folder / "controller.sqlite")],
+        ["controller", "--listen", fleet.listen, "--api-listen", fleet.address]
+        + ["--store", str(folder / "controller.sqlite")],
     )
     until("the new controller answers", lambda: ask.job().name == "loop")
     (again,) = ask.faults()[known:]

@@ -223,9 +223,10 @@ def test_doctor_runs_with_each_extra(extras: str, installed: Environments) -> No
 def test_a_fleet_of_three_installations_works_together(
     installed: Environments, tmp_path: Path
 ) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    controller = [str(installed["web"].bin / "pacekeeper"), "controller", "--listen", address]
-    agent = [str(installed["agent"].bin / "pacekeeper"), "agent", "--controller", address]
+    listen, api = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    controller = [str(installed["web"].bin / "pacekeeper"), "controller", "--listen", listen]
+    controller += ["--api-listen", api]
+    agent = [str(installed["agent"].bin / "pacekeeper"), "agent", "--controller", listen]
     controller += ["--web", "127.0.0.1:0", "--metrics-listen", "", "--store", "store.sqlite"]
     agent += ["--node", "n0", "--ring-dir", str(tmp_path / "rings"), "--metrics-listen", ""]
     with (tmp_path / "log").open("w+") as log:
@@ -233,7 +234,7 @@ def test_a_fleet_of_three_installations_works_together(
             subprocess.Popen(line, cwd=tmp_path, stderr=log) for line in (controller, agent)
         ]
         try:
-            nodes = await_nodes(installed["cli"], address)
+            nodes = await_nodes(installed["cli"], api)
         finally:
             for service in services:
                 service.terminate()

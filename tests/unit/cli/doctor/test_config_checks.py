@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pacekeeper.cli.admin import ca
 from pacekeeper.cli.admin.ca import Kind
 from pacekeeper.cli.doctor.command import command
+from pacekeeper.controller.api.staleness import STANDS_BY
 from pacekeeper.controller.ha.lease import Record
 from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.storage.schema import APPLICATION_ID
@@ -58,6 +59,7 @@ def doctor(folder: Path, text: str, *more: str) -> Told:
 CONTROLLER = """
 [controller]
 listen = "127.0.0.1:0"
+api_listen = "127.0.0.1:0"
 store = "FOLDER/store"
 """
 
@@ -176,7 +178,7 @@ def test_a_taken_port_may_be_itself_and_a_foreign_address_can_not_be(tmp_path: P
         held.bind(("127.0.0.1", 0))
         held.listen()
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        told = doctor(tmp_path, CONTROLLER.replace("127.0.0.1:0", address))
+        told = doctor(tmp_path, CONTROLLER.replace("127.0.0.1:0", address, 1))
     assert told.code == 0 and told.found("controller: listen")[0] == "limited"
     metrics = 'metrics_listen = "192.0.2.1:9"\ninsecure = true\n'
     told = doctor(tmp_path, CONTROLLER + metrics)
@@ -255,6 +257,9 @@ def test_a_database_that_is_away_is_unreachable(
     shared = re.sub(r'store = ".*"', f'store = "{url}"', CONTROLLER)
     told = doctor(tmp_path, shared)
     assert (told.code, told.found("controller: store")[0]) == (6, "broken")
+    assert told.found("controller: [access] audit")[0] == "broken", "no default place"
+    told = doctor(tmp_path, shared + '[access]\naudit = "FOLDER/audit.jsonl"\n')
+    assert told.found("controller: [access] audit")[0] == "ok"
     assert "secret" not in str(told.checks)
     led = Record(term=4, holder="a", run_id="l", address="a:7443", duration_s=4.0)
     monkeypatch.setattr(LeaseRow, "read", lambda self: led)
@@ -281,15 +286,57 @@ def answering() -> Iterator[str]:
     server.stop(None)
 
 
+class Fronts(grpc.GenericRpcHandler):
+    """Ends each call with `code` and `details`."""
+
+    code, details = grpc.StatusCode.NOT_FOUND, "no layout on offer has this digest"
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: context.abort(self.code, self.details)
+        )
+
+
+@pytest.fixture
+def front() -> Iterator[tuple[str, Fronts]]:
+    """A port for agents, and how it answers."""
+    handler = Fronts()
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", handler
+    server.stop(None)
+
+
 def agent(controller: str) -> str:
     return f'[agent]\ncontroller = "{controller}"\nring_dir = "FOLDER/rings"\nmetrics_listen = ""\n'
 
 
-def test_an_agent_reaches_its_controller_or_is_told(tmp_path: Path, answering: str) -> None:
-    told = doctor(tmp_path, agent(answering))
-    assert (told.code, told.found("agent: controller")) == (0, ("ok", f"{answering} leads"))
+def test_a_command_reaches_its_controller(tmp_path: Path, answering: str) -> None:
+    told = doctor(tmp_path, f'[client]\ncontroller = "{answering}"\n')
+    assert (told.code, told.found("client: controller")) == (0, ("ok", f"{answering} leads"))
+
+
+def test_an_agent_that_names_the_port_of_commands_is_told(
+    tmp_path: Path, front: tuple[str, Fronts]
+) -> None:
+    address, handler = front
+    handler.code, handler.details = grpc.StatusCode.INVALID_ARGUMENT, "agents attach to h:1"
+    told = doctor(tmp_path, agent(address))
+    assert told.code == 3 and "agents attach to h:1" in told.found("agent: controller")[1]
+
+
+def test_an_agent_reaches_its_controller_or_is_told(
+    tmp_path: Path, front: tuple[str, Fronts]
+) -> None:
+    address, handler = front
+    told = doctor(tmp_path, agent(address))
+    assert (told.code, told.found("agent: controller")) == (0, ("ok", f"{address} takes agents in"))
+    handler.code, handler.details = grpc.StatusCode.UNAVAILABLE, f"{STANDS_BY}; none leads"
+    told = doctor(tmp_path, agent(address))
+    assert told.found("agent: controller") == ("ok", f"{address} answers as standby")
     away = f"127.0.0.1:{free_port()}"
-    told = doctor(tmp_path, agent(f"{answering},{away}"))
+    told = doctor(tmp_path, agent(f"{address},{away}"))
     assert (told.code, told.found("agent: controller")[0]) == (0, "limited")
     told = doctor(tmp_path, agent(away))
     assert told.code == 6 and away in told.found("agent: controller")[1]
@@ -298,7 +345,7 @@ def test_an_agent_reaches_its_controller_or_is_told(tmp_path: Path, answering: s
 
 def test_a_controller_of_the_same_file_may_not_be_started_yet(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    text = CONTROLLER.replace("127.0.0.1:0", address) + agent(address)
+    text = CONTROLLER.replace("127.0.0.1:0", address, 1) + agent(address)
     told = doctor(tmp_path, text)
     assert (told.code, told.found("agent: controller")[0]) == (0, "limited")
 

@@ -81,7 +81,12 @@ def played(
     executed = list[Command]()
 
     async def whole() -> None:
-        config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(folder / "store"))
+        config = replace(
+            ControllerConfig(),
+            listen="127.0.0.1:0",
+            api_listen="127.0.0.1:0",
+            store=str(folder / "store"),
+        )
         leadership = Rivalled()
         controller = Controller(config, leadership)
         monkeypatch.setattr(type(controller._executor), "execute", lambda _, c: executed.append(c))
@@ -97,7 +102,12 @@ def played(
 def test_a_cost_model_that_cannot_be_imported_is_refused_before_anything_is_opened(
     tmp_path: Path,
 ) -> None:
-    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
+    config = replace(
+        ControllerConfig(),
+        listen="127.0.0.1:0",
+        api_listen="127.0.0.1:0",
+        store=str(tmp_path / "store"),
+    )
     config = replace(config, detector=DetectorConfig(cost_model="nowhere.Trees"))
     with pytest.raises(ConfigError, match="nowhere cannot be imported"):
         Controller(config)

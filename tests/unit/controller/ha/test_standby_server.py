@@ -1,4 +1,4 @@
-"""The servers of a standby, over TLS: reads, refusals, and a forged identity."""
+"""The servers of a standby, over TLS: reads, refusals, and calls at the wrong port."""
 
 import asyncio
 import time
@@ -10,14 +10,13 @@ import grpc
 import pytest
 
 from pacekeeper.cli.admin.ca import Kind
-from pacekeeper.controller.api.auth.peer_identity import CALLER_HEADER, PeerIdentity
 from pacekeeper.controller.ha.standby_reads import StandbyReads
 from pacekeeper.controller.ha.standby_server import standby_servers
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.security import AccessConfig, TlsConfig
-from pacekeeper.protos import status_pb2, status_pb2_grpc, tls
+from pacekeeper.protos import control_pb2_grpc, status_pb2, status_pb2_grpc, tls
 from pacekeeper.protos.stale_reads import AGE, LEADER
 from support.authorities import Authority
 from support.ports import free_port
@@ -41,11 +40,18 @@ def node_of(authority: Authority) -> TlsConfig:
 
 
 def asked(
-    folder: Path, authority: Authority, who: TlsConfig, ask: Ask, *, state: State | None = STATE
+    folder: Path,
+    authority: Authority,
+    who: TlsConfig,
+    ask: Ask,
+    *,
+    state: State | None = STATE,
+    port: str = "api_listen",
 ) -> Any:
     """What a caller with these files gets of a standby that read `state` a minute ago."""
     config = ControllerConfig(
         listen=f"127.0.0.1:{free_port()}",
+        api_listen=f"127.0.0.1:{free_port()}",
         store=NOWHERE,
         tls=authority.tls(authority.cert(Kind.CONTROLLER, "c", hosts=("127.0.0.1",))),
         access=AccessConfig(audit=str(folder / "audit.jsonl")),
@@ -56,20 +62,26 @@ def asked(
         reads = StandbyReads(NOWHERE, last)
         metrics = ControllerMetrics.of(config)
         async with (
-            standby_servers(config, reads, metrics, lambda: "10.0.0.1:7443"),
-            tls.aio_channel(config.listen, who) as channel,
+            standby_servers(config, reads, metrics, lambda: "10.0.0.1:7444"),
+            tls.aio_channel(getattr(config, port), who) as channel,
         ):
-            found = await ask(status_pb2_grpc.StatusServiceStub(channel))
+            found = await ask(channel)
         await reads.close()
         return found
 
     return asyncio.run(scenario())
 
 
-async def list_jobs(stub: Any) -> tuple[list[str], dict[str, str]]:
+async def list_jobs(channel: Any) -> tuple[list[str], dict[str, str]]:
+    stub: Any = status_pb2_grpc.StatusServiceStub(channel)
     call = stub.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0)
     answer = await call
     return [job.name for job in answer.jobs], dict(await call.initial_metadata())
+
+
+async def attach(channel: Any) -> Any:
+    stub: Any = control_pb2_grpc.AgentControlServiceStub(channel)
+    return await stub.Attach().read()
 
 
 def refusal(folder: Path, authority: Authority, who: TlsConfig, ask: Ask, **more: Any) -> Any:
@@ -81,7 +93,7 @@ def refusal(folder: Path, authority: Authority, who: TlsConfig, ask: Ask, **more
 def test_a_viewer_reads_and_sees_the_age(tmp_path: Path, authority: Authority) -> None:
     jobs, headers = asked(tmp_path, authority, viewer_of(authority), list_jobs)
     assert jobs == ["train"]
-    assert float(headers[AGE]) >= 60.0 and headers[LEADER] == "10.0.0.1:7443"
+    assert float(headers[AGE]) >= 60.0 and headers[LEADER] == "10.0.0.1:7444"
 
 
 def test_access_control_is_that_of_a_leader(tmp_path: Path, authority: Authority) -> None:
@@ -93,29 +105,35 @@ def test_access_control_is_that_of_a_leader(tmp_path: Path, authority: Authority
 def test_what_was_never_read_is_not_shown(tmp_path: Path, authority: Authority) -> None:
     viewer = viewer_of(authority)
     error = refusal(tmp_path, authority, viewer, list_jobs, state=None)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7443" in error.details()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7444" in error.details()
 
 
 def test_a_watch_is_refused_with_the_leaders_address(tmp_path: Path, authority: Authority) -> None:
-    async def watch(stub: Any) -> None:
+    async def watch(channel: Any) -> None:
+        stub: Any = status_pb2_grpc.StatusServiceStub(channel)
         async for _ in stub.WatchIncidents(status_pb2.WatchIncidentsRequest(), timeout=30.0):
             pass
 
     error = refusal(tmp_path, authority, viewer_of(authority), watch)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7443" in error.details()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7444" in error.details()
 
 
-def test_the_header_of_the_ingest_process_gives_no_caller_another_name(
+def test_agents_are_refused_at_their_own_port_with_the_leaders_address(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """It is trusted where that process alone connects; a standby's port is open to all."""
-    pretended = PeerIdentity(
-        peer="ipv4:127.0.0.1:1", has_certificate=True, uris=("pacekeeper:viewer/ann",)
-    )
+    error = refusal(tmp_path, authority, node_of(authority), attach, port="listen")
+    assert error.code() is grpc.StatusCode.UNAVAILABLE and "10.0.0.1:7444" in error.details()
 
-    async def pretend(stub: Any) -> Any:
-        metadata = ((CALLER_HEADER, pretended.to_bytes()),)
-        return await stub.ListJobs(status_pb2.ListJobsRequest(), metadata=metadata, timeout=30.0)
 
-    error = refusal(tmp_path, authority, node_of(authority), pretend)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE and "header" in error.details()
+@pytest.mark.parametrize(
+    ("ask", "port", "code", "option"),
+    [
+        (attach, "api_listen", grpc.StatusCode.INVALID_ARGUMENT, "[controller] listen"),
+        (list_jobs, "listen", grpc.StatusCode.UNIMPLEMENTED, "[controller] api_listen"),
+    ],
+)
+def test_a_call_at_the_other_port_is_told_the_right_one(
+    tmp_path: Path, authority: Authority, ask: Ask, port: str, code: grpc.StatusCode, option: str
+) -> None:
+    error = refusal(tmp_path, authority, node_of(authority), ask, port=port)
+    assert error.code() is code and option in error.details()

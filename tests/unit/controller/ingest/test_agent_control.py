@@ -46,7 +46,7 @@ class Desk:
             put=self._put,
             on_rejected=self._reject,
             on_failure=lambda what, _: self.failures.append(what),
-            say=lambda data: self.said.extend(Frames(1 << 20).feed(data)),
+            send_frame=lambda data: self.said.extend(Frames(1 << 20).feed(data)),
             attach_policy=self.attach_policy,
             leadership=self.leadership,
         )
@@ -62,7 +62,7 @@ class Desk:
     def take(self, *frames: Frame) -> list[Frame]:
         """What is said on account of these frames."""
         self.said.clear()
-        asyncio.run(self.control.take(frames))
+        asyncio.run(self.control.handle_frames(frames))
         return list(self.said)
 
     @property
@@ -303,7 +303,7 @@ def test_who_is_not_let_in_never_attaches() -> None:
 def test_with_the_front_all_its_nodes_are_away() -> None:
     desk = Desk()
     desk.take(opened(1, "a"), opened(2, "b"), (ipc.CLOSED, 2, 0, b""))
-    assert desk.control.gone() == [NodeDetached(node="a", agent_incarnation="x")]
+    assert desk.control.drop_streams() == [NodeDetached(node="a", agent_incarnation="x")]
     desk.take(reported(1, 0))  # of the front that is gone
     assert desk.taken == []
     desk.take(opened(1, "a"), reported(1, 0))
@@ -342,7 +342,7 @@ def test_streams_of_one_front_end_with_it_and_the_others_stay() -> None:
     desk = Desk()
     for number, node in ((1, "a"), (2, "b"), (3, "c")):
         desk.take(opened(number, node))
-    events = desk.control.gone(lambda number: number % 2 == 1)
+    events = desk.control.drop_streams(lambda number: number % 2 == 1)
     assert [event.node for event in events if isinstance(event, NodeDetached)] == ["a", "c"]
     desk.control.send(["a", "b", "c"], "plan", "job", control_pb2.AttachResponse())
     assert list(ipc.decode_send(desk.said[-1][3])[0]) == [2]

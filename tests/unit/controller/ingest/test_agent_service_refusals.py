@@ -25,7 +25,7 @@ def _control(rejected: list[int]) -> AgentControl:
         put=_taken,
         on_rejected=lambda: rejected.append(1),
         on_failure=lambda what, error: pytest.fail(f"{what}: {error!r}"),
-        say=lambda frame: None,
+        send_frame=lambda frame: None,
     )
 
 
@@ -53,7 +53,7 @@ def test_refused_agents_fill_no_log(hosts: int, caplog: pytest.LogCaptureFixture
         for i in range(TIMES)
     ]
     with caplog.at_level(logging.WARNING):
-        asyncio.run(control.take(frames))
+        asyncio.run(control.handle_frames(frames))
     assert len(rejected) == TIMES, "each is counted"
     assert 1 <= len(caplog.records) <= (25 if hosts == 1 else 1010)
 
@@ -64,7 +64,9 @@ def test_an_agent_that_errs_for_ever_fills_no_log(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         for number in range(1, 500):
             wrong = ipc.MALFORMED, number, 0, b"no message"
-            asyncio.run(control.take([_opened(number, "ipv4:10.0.0.1:7", _hello()), wrong]))
-            asyncio.run(control.take([(ipc.CLOSED, number, 0, b"")]))
+            asyncio.run(
+                control.handle_frames([_opened(number, "ipv4:10.0.0.1:7", _hello()), wrong])
+            )
+            asyncio.run(control.handle_frames([(ipc.CLOSED, number, 0, b"")]))
     assert len(rejected) == 499
     assert 1 <= len(caplog.records) <= 25

@@ -10,12 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from pacekeeper.controller.api.auth.peer_identity import CALLER_HEADER
 from pacekeeper.controller.ingest import agent_stream
 from pacekeeper.controller.ingest.agent_stream import (
     ATTACH,
     AgentHandler,
     AgentStream,
+    FairSlots,
     LayoutStore,
     Outbox,
 )
@@ -202,6 +202,62 @@ def test_streams_that_wait_for_their_answer_are_limited(monkeypatch: pytest.Monk
     play(scene)
 
 
+def test_silent_callers_do_not_keep_an_agent_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_stream, "FIRST_MESSAGES", 1)
+    monkeypatch.setattr(agent_stream, "HELLO_WITHIN_S", 0.05)
+
+    async def scene(host: Host, attach: Any) -> None:
+        silent = [attach() for _ in range(3)]
+        for call in silent:
+            await call.wait_for_connection()
+        await welcomed(attach)
+
+    play(scene)
+
+
+def test_hosts_take_turns_for_slots() -> None:
+    async def scene() -> list[str]:
+        slots, granted = FairSlots(2), list[str]()
+        may_end = asyncio.Event()
+
+        async def call(host: str) -> None:
+            async with slots.taken(host):
+                granted.append(host)
+                await may_end.wait()
+
+        calls = [asyncio.create_task(call("stranger")) for _ in range(6)]
+        calls += [asyncio.create_task(call(host)) for host in ("a", "b")]
+        await asyncio.sleep(0)
+        assert granted == ["stranger", "stranger"]
+        may_end.set()
+        await asyncio.gather(*calls)
+        return granted[2:]
+
+    assert asyncio.run(scene())[:4] == ["stranger", "a", "b", "stranger"]
+
+
+def test_a_caller_that_goes_away_while_it_waits_takes_no_slot_with_it() -> None:
+    async def scene() -> None:
+        slots, taken = FairSlots(1), list[str]()
+
+        async def call(host: str) -> None:
+            async with slots.taken(host):
+                taken.append(host)
+
+        async with slots.taken("first"):
+            leaving = [asyncio.create_task(call("leaving")) for _ in range(2)]
+            staying = asyncio.create_task(call("staying"))
+            await asyncio.sleep(0)
+            leaving[0].cancel()
+            await asyncio.sleep(0)
+        leaving[1].cancel()  # just granted
+        await asyncio.wait([*leaving, staying])
+        async with slots.taken("last"):
+            assert taken == ["staying"]
+
+    asyncio.run(scene())
+
+
 def test_an_old_stream_ends_in_peace_so_that_its_agent_comes_back_at_once() -> None:
     async def scene(host: Host, attach: Any) -> None:
         call = await welcomed(attach)
@@ -211,10 +267,9 @@ def test_an_old_stream_ends_in_peace_so_that_its_agent_comes_back_at_once() -> N
     play(scene, age_s=0.05)
 
 
-def test_the_identity_is_that_of_the_connection_whatever_the_headers_say() -> None:
+def test_the_identity_is_that_of_the_connection_and_its_token() -> None:
     async def scene(host: Host, attach: Any) -> None:
-        forged = ((CALLER_HEADER, b'["x", [], true, ["spiffe://pacekeeper/operator/x"], []]'),)
-        await welcomed(attach, metadata=(*forged, ("authorization", "Bearer t")))
+        await welcomed(attach, metadata=(("authorization", "Bearer t"),))
         identity = host.streams[0].identity()
         assert identity.peer.startswith("ipv4:127.0.0.1:")
         assert (identity.uris, identity.authorization) == ((), ("Bearer t",))
