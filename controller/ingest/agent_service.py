@@ -398,7 +398,7 @@ class AgentControl:
         self.send_frame(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """Until when a command may be sent: with a lease it does not wait beyond it. 0: no limit."""
+        """Until when a command may be sent, so that it does not outlive a lease; 0: no limit."""
         if not self.leadership.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)

@@ -36,7 +36,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRule:
-    """One kind of rows. `may_go`: which of them are over; `batch`: rows dropped at once."""
+    """One kind of rows. `may_go`: which of them may be dropped; `batch`: rows dropped at once."""
 
     table: sa.Table
     age: str
@@ -163,7 +163,7 @@ class Retention:
         return self._drop_the_oldest()
 
     def _drop_the_oldest(self) -> bool:
-        """The kind of rows with the oldest one, of which a store that is too large drops some."""
+        """Drop some rows of the kind that has the oldest one, if the store is too large."""
         if self._is_within:
             return False
         self.used_bytes = self.store.database.used_bytes

@@ -1,8 +1,8 @@
-"""The file of the store: one controller has it open, it is ours, of this version, and stays small.
+"""The store's SQLite file: opened by one controller, verified, migrated, kept small.
 
-Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. What is
-damaged is refused, not read as far as it goes. A store of an older version is taken over in one
-transaction, after a copy of it was made beside it.
+Write-ahead log with synchronous FULL, so acknowledged data survives a kill at any moment. A damaged
+file is rejected. A store of an older version is migrated in one transaction, after a copy of it was
+made in the same directory.
 """
 
 import contextlib

@@ -115,7 +115,7 @@ def test_what_is_no_report_is_told_and_its_stream_is_heard_no_more() -> None:
     lane = opened(one)
     hello = control_pb2.AttachRequest(hello=control_pb2.Hello()).SerializeToString()
     for wrong, why in (
-        (b"\xff\xff", "no message"),
+        (b"\xff\xff", "not of this protocol"),
         (hello, "expected a report"),
         (b"", "expected"),
     ):
