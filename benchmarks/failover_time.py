@@ -88,6 +88,7 @@ FAULTS = (
     Fault(name="both lost", is_lasting=True),
     Fault(name="writer's bytes lost", is_lasting=True),
     Fault(name="kill, clock -1 h", is_lasting=True, needs="faketime"),
+    Fault(name="freeze in transaction, clock -1 h", is_lasting=True, needs="faketime"),
     Fault(name="clock +1 h", is_lasting=False, needs="faketime"),
     Fault(name="server restart", is_lasting=False),
     Fault(name="server crash", is_lasting=False),
@@ -242,6 +243,15 @@ class Run:
                 return lambda: self.pair.signal(victim, signal.SIGCONT)
             case "freeze in transaction":
                 return self._freeze_in_transaction(victim, name)
+            case "freeze in transaction, clock -1 h":
+                thaw = self._freeze_in_transaction(victim, name)
+                self._set_clock("-1h")
+
+                def restore_and_thaw() -> None:
+                    self._set_clock("+0")
+                    thaw()
+
+                return restore_and_thaw
             case "kill agent":
                 node = self.random.choice(self.nodes)
                 node.kill()
@@ -440,7 +450,13 @@ def schedule(run: Run, kinds: Sequence[Fault], count: int) -> list[Fault]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="not used: all data is made here")
-    parser.add_argument("--engine", choices=["postgresql"], default="postgresql")
+    parser.add_argument(
+        "--engine",
+        choices=["postgresql"],
+        default="postgresql",
+        help="SQLite has one controller, so nothing fails over: its kills and its full disk are in "
+        "tests/integration/controller (test_store_kill, test_failures)",
+    )
     parser.add_argument("--faults", type=int, default=20, help="100 for the whole")
     parser.add_argument("--only", help="names of faults, separated by semicolons; not pooled")
     parser.add_argument("--seed", type=int, default=7)
@@ -462,7 +478,7 @@ def main() -> int:
                 for number, kind in enumerate(schedule(run, kinds, count)):
                     times = run.fault(kind, f"{name}-{number}")
                     lead = "goes on" if times.leads_s is None else f"leads {times.leads_s:.1f} s"
-                    line = f"{name} {number + 1:3d} {kind.name:22s} c{run.leader} {lead}"
+                    line = f"{name} {number + 1:3d} {kind.name:34s} c{run.leader} {lead}"
                     print(f"{line}, commands {times.commands_s:.1f} s", file=sys.stderr, flush=True)
                 tally.add(run, run.stored(), name)
     found = tally.figures()

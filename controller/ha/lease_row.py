@@ -1,7 +1,9 @@
 """The lease's record: one row of the table `leases` in the shared PostgreSQL database.
 
 On a connection of its own, so that no write transaction delays a renewal. A change of the term
-waits for the write transactions of the term before (`storage/postgres.py`); a renewal does not.
+waits for the write transactions of the term before (`storage/postgres.py`); a renewal does not. One
+that waits for too long ends their sessions: the server's own limits depend on its clock, which may
+be set back.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ from psycopg.rows import class_row
 from pacekeeper.controller.ha.lease import Record
 from pacekeeper.controller.ha.lease_renewer import AwayError
 from pacekeeper.controller.storage.postgres import (
+    WRITER,
     PostgresDatabase,
     connect_options,
     shutdown_socket,
@@ -38,6 +41,11 @@ _UPDATE = (
     " WHERE name = %(name)s AND term = %(old_term)s"
     " AND run_id = %(old_run_id)s AND renewals = %(old_renewals)s"
 )
+_END_WRITERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = %(name)s"
+)
+LOCK_SHARE = 0.5  # of a call's limit: how long a change of the term waits for write transactions
 
 
 class NoTablesError(AwayError):
@@ -61,15 +69,24 @@ class LeaseRow:
             return c.execute(_READ, {"name": LEASE}).fetchone()
 
     def write(self, record: Record, expected: Record | None) -> bool:
-        """Put `record` in the place of `expected`; False: another one is there."""
-        values = {"name": LEASE, "limit": str(int(self._limit_s * 1000)), **asdict(record)}
+        """Put `record` in the place of `expected`; False: another one is there.
+
+        Where a write transaction of the expected term is in the way, its session is ended, and the
+        outcome is AwayError: the caller reads the record and tries again.
+        """
+        limit_ms = str(int(self._limit_s * LOCK_SHARE * 1000))
+        values = {"name": LEASE, "limit": limit_ms, **asdict(record)}
         if expected is not None:
             old = ("term", "run_id", "renewals")
             values |= {f"old_{name}": getattr(expected, name) for name in old}
         with self._connected() as connection:
-            return (
-                connection.execute(_INSERT if expected is None else _UPDATE, values).rowcount == 1
-            )
+            try:
+                done = connection.execute(_INSERT if expected is None else _UPDATE, values)
+            except psycopg.errors.LockNotAvailable:
+                if expected is not None:
+                    connection.execute(_END_WRITERS, {"name": f"{WRITER}{expected.term}"})
+                raise
+            return done.rowcount == 1
 
     def close(self) -> None:
         """Disconnect."""

@@ -22,6 +22,7 @@ from pacekeeper.core.errors import ConfigError, HostError, VersionError
 
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_WITHIN_S = 2
+WRITER = "pacekeeper-term-"  # begins the application name of a leader's connection; then its term
 _MIGRATION_LOCK = 0x70616365  # of pg_advisory_xact_lock
 _FENCE = sa.text(
     "SELECT set_config('statement_timeout', :limit, true),"
@@ -87,13 +88,15 @@ class PostgresDatabase:
         self.name = parsed.render_as_string(hide_password=True).replace("+psycopg", "")
         self._fence = fence
         self._live: psycopg.Connection[Any] | None = None
-        limit_s = 10.0 if fence is None else fence.limit_s
+        options = connect_options(10.0 if fence is None else fence.limit_s)
+        if fence is not None:
+            options["application_name"] = f"{WRITER}{fence.term}"
         try:
             self._engine = sa.create_engine(
                 parsed,
                 pool_size=1,
                 max_overflow=0,
-                connect_args=connect_options(limit_s),
+                connect_args=options,
                 use_native_hstore=False,
             )
         except (sa.exc.ArgumentError, ValueError, TypeError) as error:

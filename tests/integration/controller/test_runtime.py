@@ -270,7 +270,7 @@ def test_health_and_reflection_answer(controller: ControllerProcess) -> None:
         request = health_pb2.HealthCheckRequest(service=service)
         assert health.Check(request, timeout=30.0).status == health_pb2.HealthCheckResponse.SERVING
     services = ProtoReflectionDescriptorDatabase(controller.channel).get_services()
-    assert {"pacekeeper.v1.AgentControlService", "pacekeeper.v1.StatusService"} <= set(services)
+    assert {"pacekeeper.v1.OperatorService", "pacekeeper.v1.StatusService"} <= set(services)
 
 
 def test_sigterm_says_goodbye_to_all_and_ends_with_0(controller: ControllerProcess) -> None:
