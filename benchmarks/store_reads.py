@@ -2,10 +2,11 @@
 
 `--incidents` closed incidents of `--jobs` jobs are stored, no more of a job than a controller keeps
 in memory; a quarter of the jobs is forgotten, so that only the store has theirs. They are loaded as
-a controller does at its start (`load_s`). Then, through the web application without a network:
-pages of the table of incidents (`page`), of a search in it (`search`), and explanations of
-incidents (`incident`). Wall times after a first one of each, p50 and max, and the median of this
-process' CPU time, which a busy host does not lengthen. Bar: a page of incidents within 100 ms.
+a controller does at its start (`load_s`), with its settings of the garbage collector. Then, through
+the web application without a network: pages of the table of incidents (`page`), of a search in it
+(`search`), and explanations of incidents (`incident`). Wall times after a first one of each, p50
+and max, and the median of this process' CPU time, which a busy host does not lengthen. Bar: a page
+of incidents within 100 ms.
 
 PostgreSQL needs a server (Debian: postgresql). Prints a table, last one line of JSON.
 """
@@ -27,6 +28,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.store_size import incident
+from pacekeeper.cli.services.controller import collect_rarely
 from pacekeeper.controller.api.auth.audit_log import AuditLog
 from pacekeeper.controller.api.auth.authenticator import Authenticator
 from pacekeeper.controller.api.operator_actions import OperatorActions
@@ -174,6 +176,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=400)
     parser.add_argument("--requests", type=int, default=100)
     options = parser.parse_args()
+    collect_rarely()
     figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="store-reads-") as root, places(Path(root)) as found:
         for engine, where in found.items():

@@ -42,9 +42,13 @@ def command(config: ControllerConfig) -> None:
     # The matrices are small: with BLAS threads planning took 11 s instead of 0.7 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # State is immutable and has no cycles; a full collection would walk millions of values.
-    gc.set_threshold(GARBAGE_AFTER, 50, 1000)
+    collect_rarely()
     asyncio.run(_run(config))
+
+
+def collect_rarely() -> None:
+    """Set the garbage collector: state has no cycles, a full collection would walk all of it."""
+    gc.set_threshold(GARBAGE_AFTER, 50, 1000)
 
 
 async def _run(config: ControllerConfig) -> None:
