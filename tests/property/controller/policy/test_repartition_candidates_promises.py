@@ -97,7 +97,8 @@ def check_decision(view: PlanningSnapshot, config: PolicyConfig) -> None:
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
     assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
-    least_s = min(decision.planned_step_s, pricing.current_s)
+    priced = [one.planned_step_s for one in decision.considered]
+    least_s = min(decision.planned_step_s, pricing.current_s, *priced)
     assert decision.fluid_step_s <= least_s * (1.0 + 1e-9)
     if decision.reason.startswith("experts on fewer than"):
         # For safety: it needs not be faster, only not much slower.
