@@ -57,7 +57,7 @@ from pacekeeper.core.layout.layout import Layout
 ONE_BAR, TWO_BAR = 0.95, 0.9
 BEYOND = 1.02  # of the limit: by more than noise
 SLOWDOWN = 1.6
-ONSET_STEP = 22  # the detector has its cost model by then
+ONSET_STEP = 20  # the detector has its cost model by then
 FIRST_HEALTHY_STEP = 8
 SETTLED_STEPS = 8  # after the last plan, at least
 # Float32 adds up in another order under another layout; a router may then choose another expert.
@@ -89,9 +89,9 @@ class Case:
     slow: Mapping[int, float]
     num_stages: int = 1
     tensor_size: int = 1
-    num_layers: int = 8
+    num_layers: int = 4
     rows_per_microbatch: int = ROWS
-    step_s: float = 2.5
+    step_s: float = 4.0
 
     @property
     def replicas(self) -> int:
@@ -117,13 +117,14 @@ def _cases() -> tuple[Case, ...]:
         "data": {},
         "tensor": {"tensor_size": 4},
         "pipeline": {
-            "num_stages": 4, "num_layers": 32, "rows_per_microbatch": 8,
+            "num_stages": 4, "num_layers": 32, "rows_per_microbatch": 8, "step_s": 2.5,
         },
         "data, pipeline": {
-            "num_stages": 2, "num_layers": 16, "rows_per_microbatch": 8,
+            "num_stages": 2, "num_layers": 16, "rows_per_microbatch": 8, "step_s": 2.5,
         },
         "tensor, pipeline": {
             "num_stages": 2, "tensor_size": 2, "num_layers": 16, "rows_per_microbatch": 16,
+            "step_s": 2.5,
         },
     }  # fmt: skip
     return tuple(
@@ -350,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES])
-    parser.add_argument("--steps", type=int, default=26, help="after the onset of the faults")
+    parser.add_argument("--steps", type=int, default=22, help="after the onset of the faults")
     parser.add_argument("--scale", type=float, default=1.0, help="of all emulated times")
     parser.add_argument("--keep", type=Path, help="copy the run directories to this one")
     given = parser.parse_args(arguments)
