@@ -265,6 +265,7 @@ def main() -> int:
         }
         swarm.run(SETTLE_S + WARM_STEPS * step_every * interval_s)
         result["steady"] = measure(controller, swarm, options.seconds)
+        print(json.dumps(result), file=sys.stderr, flush=True)
         if "connections_break" in options.storms:
             swarm.drop_all()
             result["connections_break"] = storm(controller, swarm)

@@ -98,7 +98,7 @@ class ReportPacer:
 
         Args:
             now_s: Monotonic clock.
-            is_urgent: Something beside the records is urgent, such as a device that throttles.
+            is_urgent: Something other than a record is urgent, such as a device that throttles.
             is_connected: Without a connection no report without records is made: it would only
                 displace others in the spool.
         """

@@ -93,7 +93,7 @@ class ElectionMember:
     Attributes:
         term: The term it leads in; 0: none. `until_s`: until when.
         past: The highest term it ever led.
-        heard: The highest accepted term that an agent reported, at `heard_s`.
+        reported: The highest accepted term that an agent reported, at `reported_s`.
         pending: A write whose outcome is not known.
         eligible_s: From when on it takes over; infinity: never.
         is_leaving: It shuts down: it releases what it leads and takes over nothing.
@@ -107,8 +107,8 @@ class ElectionMember:
     term: int = 0
     until_s: float = -inf
     past: int = 0
-    heard: int = 0
-    heard_s: float = -inf
+    reported: int = 0
+    reported_s: float = -inf
     due_s: float = -inf
     pending: Write | None = None
     is_unsure: bool = True
@@ -144,9 +144,9 @@ def _lead(member: ElectionMember, seen: Seen, now_s: float) -> Step:
     assert record is not None, "a leader has written one"
     renewed = replace(record, renewals=record.renewals + 1)
     is_ending = member.is_leaving or now_s < member.eligible_s
-    if is_ending or member.heard > max(member.term, record.min_term):
+    if is_ending or member.reported > max(member.term, record.min_term):
         # Released, not raised: with a term above all that was seen it begins in a new one.
-        min_term = max(record.min_term, member.heard)
+        min_term = max(record.min_term, member.reported)
         renewed = replace(renewed, holder="", run_id="", min_term=min_term)
     elif now_s < member.due_s:
         return Wait(member.due_s)
@@ -169,7 +169,7 @@ def _taken(member: ElectionMember) -> Record:
     old = member.seen.record
     before = (0, 0) if old is None else (old.term, old.min_term)
     return Record(
-        term=max(*before, member.heard) + 1,
+        term=max(*before, member.reported) + 1,
         holder=member.name,
         run_id=member.run_id,
         address=member.address,
@@ -227,11 +227,11 @@ def observe_term(member: ElectionMember, term: int, now_s: float) -> ElectionMem
     """An agent reports to have seen a command of this term; it is believed, or not."""
     record = None if member.seen is None else member.seen.record
     stored = 0 if record is None else max(record.term, record.min_term)
-    known = max(member.past, member.heard, stored)
+    known = max(member.past, member.reported, stored)
     is_plausible = known < term <= min(known + FARTHEST_HEARSAY, HIGHEST_TERM)
-    if not is_plausible or now_s < member.heard_s + HEARSAY_EVERY_S:
+    if not is_plausible or now_s < member.reported_s + HEARSAY_EVERY_S:
         return member
-    return replace(member, heard=term, heard_s=now_s)
+    return replace(member, reported=term, reported_s=now_s)
 
 
 def set_eligible(member: ElectionMember, from_s: float) -> ElectionMember:

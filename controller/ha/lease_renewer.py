@@ -80,7 +80,7 @@ class LeaseRenewer:
         """Process a term that an agent reports; returns whether it is believed."""
         self._change(lambda member: lease.observe_term(member, term, self._clock_s()))
         with self._news:
-            return self._member.heard >= term
+            return self._member.reported >= term
 
     def close(self) -> None:
         """Release the lease if its store answers in time, and end the thread."""

@@ -54,8 +54,9 @@ class RetentionRule:
         """The time of the oldest; infinity: there is none."""
         age = self.table.c[self.age]
         what = sa.select(age).where(age.is_not(None), self.may_go).order_by(age).limit(1)
-        found = self._found(store, what)
-        return float(found[0][0]) if found else inf
+        with store.connected() as connection:
+            found = connection.scalar(what)
+        return inf if found is None else float(found)
 
     def beyond(self, store: Store, kept: int) -> list[Key]:
         """As many as go at once of those that come after the newest `kept`."""

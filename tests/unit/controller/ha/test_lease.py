@@ -102,9 +102,9 @@ def test_an_agents_term_is_believed_where_lost_rows_explain_it(
     seen: int, is_believed: bool
 ) -> None:
     member = lease.observe_term(leading(), seen, 1000.0)
-    assert (member.heard == seen) is is_believed
+    assert (member.reported == seen) is is_believed
     if is_believed:
         step = lease.next_step(member, 101.0)
         assert isinstance(step, Write) and (step.record.run_id, step.record.min_term) == ("", seen)
         later = lease.observe_term(member, seen + 1, 1000.0 + lease.HEARSAY_EVERY_S - 1.0)
-        assert later.heard == seen, "once in five minutes"
+        assert later.reported == seen, "once in five minutes"
