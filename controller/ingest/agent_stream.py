@@ -23,7 +23,8 @@ from pacekeeper.protos import control_pb2
 
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
 FETCH_LAYOUT = "/pacekeeper.v1.AgentControlService/FetchLayout"
-FIRST_MESSAGES = 64  # streams at once between their call and the controller's answer
+FIRST_MESSAGES = 64  # read at once: each may have the size of the largest report
+UNANSWERED = 1024  # streams at once between their first message and the controller's answer
 HELLO_WITHIN_S = 5.0
 MAX_HELLO_BYTES = 64 << 10
 MAX_WAITING = 256  # messages to one agent; commands are repeated, so the oldest may go
@@ -229,6 +230,7 @@ class AgentHandler(grpc.GenericRpcHandler):
         """
         self._host, self._layouts, self._age_s = host, layouts, age_s
         self._first = FairSlots(FIRST_MESSAGES)
+        self._unanswered = FairSlots(UNANSWERED)
         self._fetches = asyncio.Semaphore(FETCHES)
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -242,14 +244,17 @@ class AgentHandler(grpc.GenericRpcHandler):
         stream = AgentStream(context)
         ageing = None
         try:
-            async with self._first.taken(host_of(context.peer())):
+            host = host_of(context.peer())
+            async with self._first.taken(host):
                 first = await _first_message(context)
                 if len(first) > MAX_HELLO_BYTES:
                     stream.end(
                         grpc.StatusCode.INVALID_ARGUMENT.value[0],
                         f"the first message must be Hello: {len(first)} bytes are none",
                     )
-                else:
+                    first = b""
+            if not stream.is_over:
+                async with self._unanswered.taken(host):
                     self._host.opened(stream, first)
                     await stream.answered.wait()
             if not stream.is_over:

@@ -186,7 +186,7 @@ def test_a_call_without_hello_is_announced_as_such(monkeypatch: pytest.MonkeyPat
 
 
 def test_streams_that_wait_for_their_answer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_stream, "FIRST_MESSAGES", 2)
+    monkeypatch.setattr(agent_stream, "UNANSWERED", 2)
 
     async def scene(host: Host, attach: Any) -> None:
         host.is_welcoming = False
