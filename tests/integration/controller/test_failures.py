@@ -36,6 +36,7 @@ from support.controllers import (
     step_records,
     until,
 )
+from support.database_faults import small_disk
 
 JOB = "train"
 LAYOUT = first_layout()
@@ -91,6 +92,26 @@ def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
     assert "accepts writes again" in controller.log
     assert health(controller) == ["SERVING"] * 3
     agent.close()
+
+
+def test_a_disk_that_fills_up_stops_intake_until_it_has_room(tmp_path: Path) -> None:
+    with small_disk(16) as disk:
+        if disk is None:
+            pytest.skip("needs the right to mount")
+        store = str(disk.folder / "store.sqlite")
+        with ControllerProcess(tmp_path, "--store", store) as controller:
+            agent = ScriptedAgent(controller.address)
+            agent.report_and_wait(attached(JOB, LAYOUT))
+            disk.fill()
+            sequence = agent.report(JobReport(job=JOB, records=(killed(1),)))
+            until("probes see it", lambda: health(controller)[0] == "NOT_SERVING")
+            assert "full" in controller.log and agent.acknowledged < sequence
+            disk.empty()
+            until("it goes on", lambda: agent.acknowledged == sequence)
+            assert [i.rank for i in incidents(controller)] == [1]
+            controller.kill()
+        with ControllerProcess(tmp_path, "--store", store) as again:
+            assert [i.rank for i in incidents(again)] == [1], "what was acknowledged is stored"
 
 
 def test_a_damaged_store_ends_the_controller_and_nothing_more_is_acknowledged(
