@@ -129,9 +129,10 @@ class LeaseRenewer:
                 self._log_outage(str(error))
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
             except Exception as error:  # our bug: without this thread it would never lead again
-                if not self._outage:
-                    _log.exception("the lease's store failed")
-                self._log_outage(f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                if text != self._outage:
+                    _log.exception("The lease's store failed")
+                self._log_outage(text)
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
 
         self._store.close()
@@ -148,7 +149,7 @@ class LeaseRenewer:
 
     def _log_outage(self, why: str) -> None:
         """Log a change of the reason why there is no answer."""
-        if why and not self._outage:
+        if why and why != self._outage:
             _log.warning("lease: no answer: %s", why)
         elif self._outage and not why:
             _log.info("lease: its store answers again")

@@ -90,12 +90,13 @@ class LeaseRow:
 
     def close(self) -> None:
         """Disconnect."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """The connection; after any failure the next call makes a new one."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(
@@ -107,10 +108,11 @@ class LeaseRow:
             if self._makes_tables:
                 self._make_tables()
             raise NoTablesError("there are no tables yet") from None
-        except psycopg.Error as error:
-            if self._connection is not None and self._connection.broken:
-                self.close()
-            raise AwayError(" ".join(str(error).split())) from None
+        except BaseException as error:
+            self.close()
+            if isinstance(error, psycopg.Error):
+                raise AwayError(" ".join(str(error).split())) from None
+            raise
 
     def _make_tables(self) -> None:
         try:
