@@ -59,6 +59,19 @@ def test_only_the_leader_of_the_newest_term_writes(postgres_url: str) -> None:
         one.close()
 
 
+def test_a_connection_that_fails_a_call_serves_no_other(postgres_url: str) -> None:
+    """It may stay open and fail all further calls: then a standby would never take over."""
+    PostgresDatabase.open(postgres_url).close()
+    lease = LeaseRow(postgres_url, LIMIT_S)
+    assert lease.write(record(1, "a"), None)
+    assert lease._connection is not None
+    lease._connection.pgconn.send_query(b"SELECT pg_sleep(60)")
+    with pytest.raises(AwayError):
+        lease.read()
+    assert lease.read() == record(1, "a")
+    lease.close()
+
+
 def test_a_takeover_ends_a_transaction_that_the_server_does_not_end(postgres_url: str) -> None:
     """Its own limit depends on its clock: set back by an hour, it would end it an hour later."""
     PostgresDatabase.open(postgres_url).close()
