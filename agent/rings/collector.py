@@ -264,13 +264,15 @@ class RingCollector:
                     attached.append(opened.attachment)
         orphans = job.orphans()  # determined before reading, when all their records are written
         phases: list[RankPhase] = []
+        is_suspect = any(reader.watch.is_suspect for reader in job.rings.values())
         for reader in job.rings.values():
             own = reader.records(self.counts)
             records[reader.attachment.run_id] += own
             reader.write_heartbeat(now_s)
             is_watched = reader.is_rank and job.is_current(reader.attachment)
-            if is_watched and (seen := reader.standstill(own, now_s)) is not None:
-                phases.append(seen)
+            if is_watched:
+                seen = reader.standstill(own, now_s, is_other_suspect=is_suspect)
+                phases += [] if seen is None else [seen]
         job.apply_records(records[job.run_id], now_s)
         unseen = job.inferred_exits(orphans, now_s)
         job.apply_records(unseen, now_s)

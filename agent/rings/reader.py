@@ -61,9 +61,12 @@ class RingReader:
     command_sequence: int = 0
     was_locked: bool = False
     problem: str = ""
-    watch: PhaseWatch = field(default_factory=PhaseWatch)
+    watch: PhaseWatch = field(init=False)
     _stuck_at: int = -1
     _corrupt_at: int = -1
+
+    def __post_init__(self) -> None:
+        self.watch = PhaseWatch(self.attachment.rank)
 
     @property
     def is_rank(self) -> bool:
@@ -110,18 +113,22 @@ class RingReader:
         """The rank's phase as it is published now."""
         return decode_sign(self._read(shm_ring.SIGN_OFFSET, SIGN.size))
 
-    def standstill(self, records: Iterable[Record], now_s: float) -> RankPhase | None:
+    def standstill(
+        self, records: Iterable[Record], now_s: float, *, is_other_suspect: bool
+    ) -> RankPhase | None:
         """Return the report of the rank's phase that is due at this poll; None: none is.
 
         Args:
             records: Its new records.
             now_s: Monotonic clock.
+            is_other_suspect: Another rank of the node stands still, and does not wait.
         """
-        seen = self.watch.observe(self.sign(), records, now_s)
-        if seen is None:
-            return None
-        seen = replace(seen, rank=self.attachment.rank)
-        process = read_process(pid) if seen.is_standing and (pid := self.process()) else None
+        seen = self.watch.observe(
+            self.sign(), records, now_s, is_other_suspect=is_other_suspect
+        )
+        if seen is None or not seen.is_standing or not (pid := self.process()):
+            return seen
+        process = read_process(pid)
         return seen if process is None else self.watch.with_process(seen, process, now_s)
 
     def process(self) -> int:

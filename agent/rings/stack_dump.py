@@ -1,4 +1,4 @@
-"""Takes a dump of the stacks of one rank's process, bounded in size and time.
+"""Dumps the stacks of one rank's process, within limits of size and time.
 
 A process that has registered a handler (`trainer/hooks/stack_dump.py`) writes its stacks into the
 file beside its ring when it gets the signal. One that is stopped, or has no handler, is read by
@@ -40,7 +40,7 @@ class DumpTarget:
 
 
 def take_dump(target: DumpTarget) -> RankStack:
-    """Return the stacks of a rank's process, or why there are none."""
+    """Dump the stacks of a rank's process; without a dump the text is the reason."""
     rank, pid = target.rank, target.pid
     process = read_process(pid) if pid else None
     if process is None:

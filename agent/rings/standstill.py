@@ -1,4 +1,4 @@
-"""Which ranks of this node stand still: phases seen at each poll, against their usual length. Pure.
+"""Compares the phase of each rank of this node with its usual length, at each poll. Pure.
 
 The collector calls `PhaseWatch.observe` at each poll. A phase shorter than the time between two
 polls is mostly not seen; it is far below any limit. Nothing here decides whether a rank hangs: that
@@ -26,14 +26,26 @@ UNSEEN_S = dict.fromkeys((Phase.SAVING, Phase.EVALUATING, Phase.MOVING), 30.0)
 class PhaseWatch:
     """The phases of one rank."""
 
+    rank: int
     num_steps: int = 0  # since it attached, or its layout changed
     last: SignOfLife | None = None
     lengths_s: dict[Phase, deque[float]] = field(default_factory=dict)
     reported_s: float = -inf  # of the present standstill; -inf: none
     _first: tuple[float, float] | None = None  # CPU time and time at its first report
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the rank was reported to stand still in a phase other than waiting."""
+        is_standing = self.reported_s > -inf
+        return is_standing and self.last is not None and self.last.phase is not Phase.WAITING
+
     def observe(
-        self, sign: SignOfLife, records: Iterable[Record], now_s: float
+        self,
+        sign: SignOfLife,
+        records: Iterable[Record],
+        now_s: float,
+        *,
+        is_other_suspect: bool = False,
     ) -> RankPhase | None:
         """Take up the sign of life of one poll; return what is to be reported, if anything.
 
@@ -41,6 +53,8 @@ class PhaseWatch:
             sign: As the ring has it now.
             records: The rank's new records.
             now_s: Monotonic clock.
+            is_other_suspect: Another rank of the node stands still in a phase other than waiting:
+                a rank that waits is then reported at once, since that names the other.
         """
         was_settled = self.num_steps >= MIN_STEPS
         for record in records:
@@ -58,14 +72,17 @@ class PhaseWatch:
             self.reported_s, self._first = -inf, None
             if was_standing:
                 phase = sign.phase or before.phase
-                return RankPhase(rank=-1, phase=phase, held_s=held_s, is_standing=False)
+                return RankPhase(rank=self.rank, phase=phase, held_s=held_s, is_standing=False)
         if sign.phase is None:
             return None
         usual_s = self.usual_s(sign.phase)
-        if held_s < max(STANDING_S, usual_s or 0.0) or now_s - self.reported_s < REPEAT_S:
+        limit_s = max(STANDING_S, usual_s or 0.0)
+        if is_other_suspect and sign.phase is Phase.WAITING:
+            limit_s = 0.0
+        if held_s < limit_s or now_s - self.reported_s < REPEAT_S:
             return None
         self.reported_s = now_s
-        return RankPhase(rank=-1, phase=sign.phase, held_s=held_s, usual_s=usual_s)
+        return RankPhase(rank=self.rank, phase=sign.phase, held_s=held_s, usual_s=usual_s)
 
     def usual_s(self, phase: Phase) -> float | None:
         """Return how long the phase usually is; 0: too short to be seen; None: not known yet."""

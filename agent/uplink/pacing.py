@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pacekeeper.agent.rings.ring_batch import RingBatch
 from pacekeeper.core.telemetry.node_report import MAX_RECORDS_PER_REPORT
 from pacekeeper.core.telemetry.records import (
+    MAX_S,
     MicroBatchRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
@@ -52,6 +53,7 @@ class ReportPacer:
     _has_step: bool = False  # a step that is over on this node, or a standstill, waits
     _is_urgent: bool = False
     _sent_s: float = -math.inf
+    _aged_s: float = -math.inf  # up to which the phases that wait are held
     _step_sent_s: float = -math.inf
 
     @property
@@ -74,6 +76,7 @@ class ReportPacer:
             pids: The ranks of each job on this node, as keys.
             now_s: Monotonic clock.
         """
+        self._age_phases(now_s)
         for batch in batches:
             if batch.is_empty:
                 continue
@@ -114,6 +117,7 @@ class ReportPacer:
 
     def take(self, now_s: float) -> tuple[RingBatch, ...]:
         """Return all that waits, one batch per job and incarnation: it is being sent."""
+        self._age_phases(now_s)
         if self._is_step_over(now_s):
             self._step_sent_s = now_s
             self._open = {
@@ -124,6 +128,14 @@ class ReportPacer:
         self._has_step = self._is_urgent = False
         self._sent_s = now_s
         return batches
+
+    def _age_phases(self, now_s: float) -> None:
+        """Lengthen the phases that wait by the time they have waited for their report."""
+        later_s, self._aged_s = now_s - self._aged_s, now_s
+        for run, batch in self._pending.items():
+            if batch.phases:
+                aged = (replace(p, held_s=min(p.held_s + later_s, MAX_S)) for p in batch.phases)
+                self._pending[run] = replace(batch, phases=tuple(aged))
 
     def _note_standstills(self, run: _Run, batch: RingBatch) -> bool:
         """Whether a rank has begun to stand still or moves again; a repetition is routine."""

@@ -1,4 +1,4 @@
-"""Detection of slow links: judges each step's transfers, opens and closes link incidents. Pure.
+"""Judges the transfers of each complete step; opens and closes link incidents. Pure.
 
 These incidents name a rank's link, not its device, or no rank where all transfers are slow; a probe
 of pairs says where (`link_verdicts.py`). Plans price messages over slow links where the job reports

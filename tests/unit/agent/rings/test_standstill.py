@@ -21,7 +21,7 @@ APPLIED = PlanAppliedRecord(
 
 def settled(*lengths_s: float) -> tuple[PhaseWatch, float]:
     """A watch that has seen its first steps, then computing of these lengths; and the time now."""
-    watch, now_s = PhaseWatch(), 0.0
+    watch, now_s = PhaseWatch(7), 0.0
     watch.observe(sign(Phase.OUTSIDE, 0.0), [STEP] * MIN_STEPS, 0.0)
     for length_s in lengths_s:
         watch.observe(sign(Phase.COMPUTING, now_s), [], now_s)
@@ -37,7 +37,7 @@ def test_a_standstill_is_reported_each_second_and_its_end_once() -> None:
     assert [tenths for tenths, one in enumerate(seen) if one is not None] == [8, 18, 28]
     assert seen[18] is not None and seen[18].held_s == pytest.approx(1.8)
     assert seen[18] == RankPhase(
-        rank=-1, phase=Phase.COMPUTING, held_s=seen[18].held_s, usual_s=0.0
+        rank=7, phase=Phase.COMPUTING, held_s=seen[18].held_s, usual_s=0.0
     )
     ended = watch.observe(sign(Phase.WAITING, 13.45), [], 13.5)
     assert ended is not None and (ended.is_standing, ended.phase) == (False, Phase.WAITING)
@@ -60,7 +60,7 @@ def test_the_usual_length_is_the_ninetieth_percentile_of_those_seen(
 
 
 def test_first_steps_and_a_new_layout_have_no_usual_length() -> None:
-    watch, held = PhaseWatch(), sign(Phase.COMPUTING, 0.0)
+    watch, held = PhaseWatch(7), sign(Phase.COMPUTING, 0.0)
     watch.observe(held, [STEP] * (MIN_STEPS - 1), 0.0)
     compiling = watch.observe(held, [], 60.0)
     assert compiling is not None and compiling.usual_s is None
@@ -85,3 +85,17 @@ def test_cpu_time_counts_from_the_first_report() -> None:
     later = watch.with_process(seen, ProcessState(letter="T", cpu_s=7.5, kernel_wait="x"), 3.0)
     assert (first.cpu_ratio, first.process_state) == (None, "S")
     assert (later.cpu_ratio, later.process_state, later.kernel_wait) == (0.25, "T", "x")
+
+
+def test_a_rank_that_waits_is_reported_at_once_where_another_of_its_node_stands_still() -> None:
+    watch, now_s = settled(3.0)
+    waiting = sign(Phase.WAITING, now_s)
+    assert watch.observe(waiting, [], now_s + 0.1) is None
+    seen = watch.observe(waiting, [], now_s + 0.2, is_other_suspect=True)
+    assert seen is not None and seen.held_s == pytest.approx(0.2)
+    assert not watch.is_suspect, "it waits"
+    computing, _ = settled()
+    held = sign(Phase.COMPUTING, 10.0)
+    assert computing.observe(held, [], 10.2, is_other_suspect=True) is None
+    assert not computing.is_suspect
+    assert computing.observe(held, [], 10.8) is not None and computing.is_suspect

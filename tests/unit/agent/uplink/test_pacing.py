@@ -144,9 +144,17 @@ def test_a_standstill_is_urgent_at_its_beginning_and_end_and_routine_between() -
     stand(pacer, 102.9, 2.9)
     assert not pacer.is_due(102.9)
     assert pacer.is_due(103.0)
-    assert [one.held_s for one in pacer.take(103.0)[0].phases] == [2.9], "the newest"
+    assert [one.held_s for one in pacer.take(103.0)[0].phases] == [pytest.approx(3.0)]
     stand(pacer, 103.6, 0.1, is_standing=False)
     assert pacer.is_due(103.6)
+
+
+def test_a_standstill_that_waits_for_its_report_is_as_long_as_at_the_report() -> None:
+    pacer = started()
+    stand(pacer, 100.2, 0.8)
+    assert not pacer.is_due(100.2), "reports have a least gap"
+    pacer.add([], PIDS, 100.4)
+    assert [one.held_s for one in pacer.take(100.5)[0].phases] == [pytest.approx(1.1)]
 
 
 def test_a_stack_dump_is_urgent() -> None:
