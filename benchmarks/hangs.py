@@ -3,7 +3,7 @@
 Real processes: ranks of a plain DDP job on gloo (`benchmarks.hung_ranks`), agent, controller. For
 each kind of fault and length of a step: is the incident about the struck rank (or the job, where no
 rank is at fault), after how long, in seconds and in usual phase times (the pass takes most of a
-step), with a stack dump by what. Then healthy jobs, in which nothing may be named: random stalls
+step), with a stack dump by what. A read that blocks counts from its call. Then healthy jobs, in which nothing may be named: random stalls
 below the limit, evaluations and checkpoints on rank 0 for which all others wait, a pause of the
 whole job. `python -m benchmarks.hangs`; prints a table, last one line of JSON.
 """
@@ -210,6 +210,8 @@ def one_fault(kind: str, step_s: float) -> dict[str, Any]:
             wait_for("a hang is named", job.hangs, 30.0 + 4.0 * step_s)
         found = job.hangs()
         told: dict[str, Any] = {"kind": kind, "step_s": step_s, "found": False, "false": 0}
+        if kind in (READ, READ_ALL):  # the ranks meet it when they read again
+            began_s = max(began_s, float((job.data(CULPRIT) / "began").read_text()))
         for incident in found:
             rank = incident.rank if incident.HasField("rank") else None
             is_right = rank == (None if kind in OF_JOB else CULPRIT)

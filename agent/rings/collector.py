@@ -7,6 +7,7 @@ are acknowledged. Plan files, which the agent wrote, are deleted when a later ge
 """
 
 import logging
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -264,14 +265,14 @@ class RingCollector:
                     attached.append(opened.attachment)
         orphans = job.orphans()  # determined before reading, when all their records are written
         phases: list[RankPhase] = []
-        is_suspect = any(reader.watch.is_suspect for reader in job.rings.values())
+        suspect_s = max((reader.watch.suspect_s for reader in job.rings.values()), default=-math.inf)
         for reader in job.rings.values():
             own = reader.records(self.counts)
             records[reader.attachment.run_id] += own
             reader.write_heartbeat(now_s)
             is_watched = reader.is_rank and job.is_current(reader.attachment)
             if is_watched:
-                seen = reader.standstill(own, now_s, is_other_suspect=is_suspect)
+                seen = reader.standstill(own, now_s, suspect_s=suspect_s)
                 phases += [] if seen is None else [seen]
         job.apply_records(records[job.run_id], now_s)
         unseen = job.inferred_exits(orphans, now_s)

@@ -114,18 +114,16 @@ class RingReader:
         return decode_sign(self._read(shm_ring.SIGN_OFFSET, SIGN.size))
 
     def standstill(
-        self, records: Iterable[Record], now_s: float, *, is_other_suspect: bool
+        self, records: Iterable[Record], now_s: float, *, suspect_s: float
     ) -> RankPhase | None:
         """Return the report of the rank's phase that is due at this poll; None: none is.
 
         Args:
             records: Its new records.
             now_s: Monotonic clock.
-            is_other_suspect: Another rank of the node stands still, and does not wait.
+            suspect_s: When a rank of the node was last reported to stand still without waiting.
         """
-        seen = self.watch.observe(
-            self.sign(), records, now_s, is_other_suspect=is_other_suspect
-        )
+        seen = self.watch.observe(self.sign(), records, now_s, suspect_s=suspect_s)
         if seen is None or not seen.is_standing or not (pid := self.process()):
             return seen
         process = read_process(pid)

@@ -34,10 +34,10 @@ class PhaseWatch:
     _first: tuple[float, float] | None = None  # CPU time and time at its first report
 
     @property
-    def is_suspect(self) -> bool:
-        """Whether the rank was reported to stand still in a phase other than waiting."""
-        is_standing = self.reported_s > -inf
-        return is_standing and self.last is not None and self.last.phase is not Phase.WAITING
+    def suspect_s(self) -> float:
+        """When the rank was last reported to stand still without waiting; -inf: it is not."""
+        is_waiting = self.last is None or self.last.phase is Phase.WAITING
+        return -inf if is_waiting else self.reported_s
 
     def observe(
         self,
@@ -45,7 +45,7 @@ class PhaseWatch:
         records: Iterable[Record],
         now_s: float,
         *,
-        is_other_suspect: bool = False,
+        suspect_s: float = -inf,
     ) -> RankPhase | None:
         """Take up the sign of life of one poll; return what is to be reported, if anything.
 
@@ -53,8 +53,8 @@ class PhaseWatch:
             sign: As the ring has it now.
             records: The rank's new records.
             now_s: Monotonic clock.
-            is_other_suspect: Another rank of the node stands still in a phase other than waiting:
-                a rank that waits is then reported at once, since that names the other.
+            suspect_s: The newest `suspect_s` of the node's ranks. A rank that waits is reported
+                once after it, however short it waits: that names the suspect.
         """
         was_settled = self.num_steps >= MIN_STEPS
         for record in records:
@@ -76,10 +76,9 @@ class PhaseWatch:
         if sign.phase is None:
             return None
         usual_s = self.usual_s(sign.phase)
-        limit_s = max(STANDING_S, usual_s or 0.0)
-        if is_other_suspect and sign.phase is Phase.WAITING:
-            limit_s = 0.0
-        if held_s < limit_s or now_s - self.reported_s < REPEAT_S:
+        is_due = held_s >= max(STANDING_S, usual_s or 0.0) and now_s - self.reported_s >= REPEAT_S
+        is_victim = sign.phase is Phase.WAITING and -inf < suspect_s >= self.reported_s
+        if not is_due and not is_victim:
             return None
         self.reported_s = now_s
         return RankPhase(rank=self.rank, phase=sign.phase, held_s=held_s, usual_s=usual_s)

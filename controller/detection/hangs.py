@@ -67,7 +67,7 @@ def find_hangs(
         # A job that is stopped as a whole is paused. Its ranks are reported one after the other:
         # who waits for a stopped rank was seen to wait after that one had stopped.
         since_s = max(known[rank].stopped_s or 0.0 for rank in stopped)
-        victims = [rank for rank in waiting if known[rank].reported_s > since_s]
+        victims = [rank for rank in waiting if known[rank].reported_s >= since_s]
         return tuple(_of_rank(rank, known[rank], victims, now_s) for rank in stopped if victims)
     if due and waiting:
         are_loading = all(known[rank].phase is Phase.LOADING for rank in due)

@@ -1,5 +1,7 @@
 """A rank stands still beyond the usual length of its phase; the first steps have none."""
 
+from math import inf
+
 import pytest
 
 from pacekeeper.agent.host.process_state import ProcessState
@@ -91,11 +93,13 @@ def test_a_rank_that_waits_is_reported_at_once_where_another_of_its_node_stands_
     watch, now_s = settled(3.0)
     waiting = sign(Phase.WAITING, now_s)
     assert watch.observe(waiting, [], now_s + 0.1) is None
-    seen = watch.observe(waiting, [], now_s + 0.2, is_other_suspect=True)
+    seen = watch.observe(waiting, [], now_s + 0.2, suspect_s=now_s + 0.1)
     assert seen is not None and seen.held_s == pytest.approx(0.2)
-    assert not watch.is_suspect, "it waits"
+    assert watch.observe(waiting, [], now_s + 0.3, suspect_s=now_s + 0.1) is None
+    assert watch.observe(waiting, [], now_s + 0.4, suspect_s=now_s + 0.3) is not None, "again"
+    assert watch.suspect_s == -inf, "it waits"
     computing, _ = settled()
     held = sign(Phase.COMPUTING, 10.0)
-    assert computing.observe(held, [], 10.2, is_other_suspect=True) is None
-    assert not computing.is_suspect
-    assert computing.observe(held, [], 10.8) is not None and computing.is_suspect
+    assert computing.observe(held, [], 10.2, suspect_s=10.1) is None
+    assert computing.suspect_s == -inf
+    assert computing.observe(held, [], 10.8) is not None and computing.suspect_s == 10.8
