@@ -3,9 +3,10 @@
 Real processes: ranks of a plain DDP job on gloo (`benchmarks.hung_ranks`), agent, controller. For
 each kind of fault and length of a step: is the incident about the struck rank (or the job, where no
 rank is at fault), after how long, in seconds and in usual phase times (the pass takes most of a
-step), with a stack dump by what. A read that blocks counts from its call. Then healthy jobs, in which nothing may be named: random stalls
-below the limit, evaluations and checkpoints on rank 0 for which all others wait, a pause of the
-whole job. `python -m benchmarks.hangs`; prints a table, last one line of JSON.
+step), with a stack dump by what. A read that blocks counts from its call. Then
+healthy jobs, in which nothing may be named: random stalls below the limit, evaluations and
+checkpoints on rank 0 for which all others wait, a pause of the whole job.
+`python -m benchmarks.hangs`; prints a table, last one line of JSON.
 """
 
 import argparse

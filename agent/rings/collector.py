@@ -265,7 +265,7 @@ class RingCollector:
                     attached.append(opened.attachment)
         orphans = job.orphans()  # determined before reading, when all their records are written
         phases: list[RankPhase] = []
-        suspect_s = max((reader.watch.suspect_s for reader in job.rings.values()), default=-math.inf)
+        suspect_s = max((r.watch.suspect_s for r in job.rings.values()), default=-math.inf)
         for reader in job.rings.values():
             own = reader.records(self.counts)
             records[reader.attachment.run_id] += own

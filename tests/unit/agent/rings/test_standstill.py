@@ -38,9 +38,7 @@ def test_a_standstill_is_reported_each_second_and_its_end_once() -> None:
     seen = [watch.observe(held, [], 10.0 + tenths / 10) for tenths in range(35)]
     assert [tenths for tenths, one in enumerate(seen) if one is not None] == [8, 18, 28]
     assert seen[18] is not None and seen[18].held_s == pytest.approx(1.8)
-    assert seen[18] == RankPhase(
-        rank=7, phase=Phase.COMPUTING, held_s=seen[18].held_s, usual_s=0.0
-    )
+    assert seen[18] == RankPhase(rank=7, phase=Phase.COMPUTING, held_s=seen[18].held_s, usual_s=0.0)
     ended = watch.observe(sign(Phase.WAITING, 13.45), [], 13.5)
     assert ended is not None and (ended.is_standing, ended.phase) == (False, Phase.WAITING)
     assert watch.observe(sign(Phase.WAITING, 13.45), [], 13.6) is None
