@@ -27,10 +27,10 @@ from rich.table import Table
 
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.links.pair_rates import LinkVerdict, PairHistory, PairRates, judge_pairs
-from pacekeeper.predictor.links.places import LinkPlace, PlaceKind
 from pacekeeper.predictor.online.links import transfer_sample, update_links
 from pacekeeper.predictor.online.state import begin
 
@@ -134,7 +134,7 @@ def trial(noise: Array, place: LinkPlace | None, factor: float, seed: int) -> di
     """Play one job; return when a slow link was found, and where."""
     fabric = Fabric(noise=noise, draw=np.random.default_rng(seed))
     config, links, history = DetectorConfig(), begin(), PairHistory()
-    history = history.learn(fabric.rates(0), None)
+    history = history.learn(fabric.rates(0))
     for first, count in ((0, HEALTHY_STEPS), (HEALTHY_STEPS, FAULT_STEPS)):
         if first and place is not None:
             fabric.slow = slow_pairs(place, factor)

@@ -18,6 +18,7 @@ from pacekeeper.core.incidents.findings import (
     Tier,
     slowdown_text,
 )
+from pacekeeper.core.incidents.link_places import LinkPlace
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.predictor.causes.evidence import Cause
 from pacekeeper.predictor.causes.explain import examined_signals, in_words
@@ -303,20 +304,23 @@ def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobStat
     return replace(job, incidents=tuple(known)), commands
 
 
-def note_link_probe(job: JobState, tier: Tier | None, text: str) -> tuple[JobState, list[Command]]:
+def note_link_probe(
+    job: JobState, tier: Tier | None, text: str, places: tuple[LinkPlace, ...] = ()
+) -> tuple[JobState, list[Command]]:
     """Record the result of a probe of pairs on all open link findings.
 
     Args:
         job: The job.
         tier: The tier of the findings from now on; None: unchanged.
         text: What the probe showed.
+        places: Where the slow link is; several cannot be told apart; empty: not located.
     """
     commands: list[Command] = []
     known = []
     for incident in job.incidents:
         finding = incident.finding
         if incident.is_open and finding.kind is FindingKind.LINK:
-            finding = replace(finding, tier=tier or finding.tier, probe=text)
+            finding = replace(finding, tier=tier or finding.tier, probe=text, places=places)
             incident = replace(incident, finding=finding)
             said = f"job={job.name} incident={incident.incident_id} {finding.tier} {text}"
             commands += [SaveIncident(incident=incident), Log(text=said)]

@@ -1,8 +1,9 @@
-"""Verdicts on slow links: a probe of pairs locates what the transfers of a job suspect. Pure.
+"""Requests probes of pairs of ranks, and records the places that they find slow. Pure.
 
-A probe is due once for the health of a group of ranks, and whenever a link incident has no result
-yet. Its verdict is recorded in the open link incidents and tells the planner whose links are slow.
-Called by `mitigation/probes.py`, `detection/links.py` and the policy's inputs.
+A probe is due once for the health of a group of ranks, whenever a link incident has no result yet,
+and again while transfers are slow and no probe has located the link, each time after twice as long.
+The verdict is recorded in the open link incidents, and the planner prices links by it. Called by
+`mitigation/probes.py`, `detection/links.py` and the policy's inputs.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from pacekeeper.core.telemetry.pair_probe import is_pairwise
 from pacekeeper.predictor.links.pair_rates import judge_pairs, rates_of, slow_ranks
 
 LEAST_BETWEEN_S = 10.0  # probes of pairs
+MOST_DOUBLINGS = 6  # of the time between probes that locate nothing
 UNMEASURED = "no probe: no pair of ranks was measured"
 
 
@@ -28,7 +30,12 @@ def is_probe_due(job: JobState, now_s: float) -> bool:
     if now_s - known.asked_s < LEAST_BETWEEN_S:
         return False
     if found := _open_findings(job):
-        return any(not finding.probe for finding in found)
+        if any(not finding.probe for finding in found):
+            return True
+        if any(finding.places or finding.probe == UNMEASURED for finding in found):
+            return False
+        wait_s = LEAST_BETWEEN_S * 2.0 ** min(known.num_unlocated, MOST_DOUBLINGS)
+        return has_slow_links(job) and now_s - known.asked_s >= wait_s
     is_known = known.history.covers(layout.ranks) or known.baseline_ranks == layout.ranks
     return job.detection.links.model is not None and not is_known
 
@@ -52,17 +59,18 @@ def apply_pairs(job: JobState, question: OpenProbe) -> tuple[JobState, list[Comm
     if rates is None:
         return incidents.note_link_probe(job, None, UNMEASURED) if suspects else (job, [])
     if not suspects:
-        return _with(job, replace(known, history=known.history.learn(rates, None))), []
+        return _with(job, replace(known, history=known.history.learn(rates))), []
     node_of = {rank: job.ranks[rank].node for rank in question.ranks}
     worst = max(finding.slowdown for finding in suspects)
     verdict = judge_pairs(rates, known.history, node_of, suspected=worst)
-    history = known.history.learn(rates, verdict)
-    job = _with(job, replace(known, history=history, verdict=verdict))
+    places = verdict.places[0].candidates if verdict.places else ()
+    num_unlocated = 0 if places else known.num_unlocated + 1
+    job = _with(job, replace(known, verdict=verdict, num_unlocated=num_unlocated))
     tier = None
     if verdict.num_pairs:
         is_slow = verdict.places or verdict.num_unexplained
         tier = Tier.CONFIRMED if is_slow else Tier.SUSPECTED
-    return incidents.note_link_probe(job, tier, str(verdict))
+    return incidents.note_link_probe(job, tier, str(verdict), places)
 
 
 def close_verdict(job: JobState) -> JobState:
@@ -70,7 +78,7 @@ def close_verdict(job: JobState) -> JobState:
     known = job.detection.link_probes
     if known.verdict is None or _open_findings(job):
         return job
-    return _with(job, replace(known, verdict=None))
+    return _with(job, replace(known, verdict=None, num_unlocated=0))
 
 
 def has_slow_links(job: JobState) -> bool:

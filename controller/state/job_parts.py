@@ -162,12 +162,14 @@ class LinkProbes:
         verdict: Of the last probe for the open link incidents; None: none was made.
         baseline_ranks: The ranks whose health was asked for last.
         asked_s: When a probe was requested last.
+        num_unlocated: Probes in a row that located nothing of the open link incidents.
     """
 
     history: PairHistory = field(default_factory=PairHistory)
     verdict: LinkVerdict | None = None
     baseline_ranks: tuple[int, ...] = ()
     asked_s: float = -inf
+    num_unlocated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

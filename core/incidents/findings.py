@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pacekeeper.core.incidents.link_places import LinkPlace
 from pacekeeper.core.incidents.rank_failures import RankFailures, open_failed_ranks
 from pacekeeper.core.incidents.rank_ranges import RankRanges
 from pacekeeper.core.layout.layout import Layout
@@ -95,6 +96,8 @@ class Finding:
         normal_signals: where no cause was found: the signals that were examined and not unusual.
         missing_signals: where no cause was found: the signals that the node did not report.
         probe: the probe's result for the rank, or why there is none; empty: not requested.
+        places: of a link: where a probe of pairs found it; several cannot be told apart. Empty: not
+            located. Not stored: a controller that takes over measures it again.
         role: the role whose ranks slowed down together; empty: not of one role.
     """
 
@@ -107,6 +110,7 @@ class Finding:
     reason: str
     cause: str = ""
     probe: str = ""
+    places: tuple[LinkPlace, ...] = ()
     role: str = ""
     normal_signals: tuple[str, ...] = ()
     missing_signals: tuple[str, ...] = ()

@@ -11,14 +11,10 @@ from math import exp, log, nan, sqrt
 
 import numpy as np
 
+from pacekeeper.core.incidents.link_places import PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair, crossing_load, rounds_of
 from pacekeeper.core.telemetry.records import PairRecord
-from pacekeeper.predictor.links.places import (
-    GroupReading,
-    PlaceKind,
-    SlowPlace,
-    find_slow_places,
-)
+from pacekeeper.predictor.links.places import GroupReading, SlowPlace, find_slow_places
 
 MIN_SLOWDOWN = 1.25  # of a pair
 BORNE_OUT = 0.5  # of a suspected slowdown's logarithm: nearer to it than to health
@@ -84,15 +80,8 @@ class PairHistory:
         """Whether all these ranks have been in a probe."""
         return set(ranks) <= {rank for pair in self.s_per_byte for rank in pair}
 
-    def learn(self, rates: PairRates, verdict: LinkVerdict | None) -> "PairHistory":
-        """Return the history with a probe's pairs, but for those that a slow place explains.
-
-        Args:
-            rates: What the probe measured.
-            verdict: What it showed; None: it was not judged, all its pairs are learnt.
-        """
-        if verdict is not None and (verdict.places or verdict.num_unexplained):
-            return self
+    def learn(self, rates: PairRates) -> "PairHistory":
+        """Return the history with the pairs of a probe that ran while no link was suspected."""
         known = dict(self.s_per_byte)
         for pair, new in rates.s_per_byte.items():
             old = known.get(pair, new)

@@ -8,52 +8,13 @@ Places that the same slow groups see, and no healthy one, cannot be told apart: 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import combinations
 from math import ceil, exp, floor, log, sqrt
 
-from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 
 TOLERATED = 0.05  # part of the groups that see a slow place and may be measured as healthy
 FEWEST_FOR_ORDER = 6  # values of which two in the middle are an interval of 95 %
-
-
-class PlaceKind(StrEnum):
-    """The kind of a place, from the most specific to the most general."""
-
-    PAIR = "pair"  # between two ranks
-    PORT = "port"  # of one rank
-    NODE_PAIR = "node pair"  # between two nodes, one of them with several ranks
-    NODE = "node"  # between a node with several ranks and all others
-    FABRIC = "fabric"  # between all nodes; inside the node where there is only one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class LinkPlace:
-    """A place of a fabric.
-
-    Attributes:
-        kind: Its kind.
-        ranks: The rank of a port, both ranks of a pair, all ranks of a node; else empty.
-        nodes: The node or nodes; empty for the fabric.
-    """
-
-    kind: PlaceKind
-    ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        match self.kind:
-            case PlaceKind.PORT:
-                return f"the port of rank {self.ranks[0]} on {self.nodes[0]}"
-            case PlaceKind.PAIR:
-                return f"the link between ranks {self.ranks[0]} and {self.ranks[1]}"
-            case PlaceKind.NODE:
-                return f"the link of node {self.nodes[0]} (ranks {format_ranks(self.ranks)})"
-            case PlaceKind.NODE_PAIR:
-                return f"the link between nodes {self.nodes[0]} and {self.nodes[1]}"
-            case PlaceKind.FABRIC:
-                return "the fabric that all share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

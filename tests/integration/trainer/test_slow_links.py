@@ -10,8 +10,7 @@ import pytest
 
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Finding, Tier
-from pacekeeper.predictor.links.places import LinkPlace, PlaceKind
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from support.exact_jobs import exact_job
 from support.fleet import Fleet
 from support.networks import Network
@@ -41,9 +40,8 @@ def located(folder: Path, network: Network, slow_down: Callable[[], None]) -> Wa
 
         await_(lambda: watched.step >= HEALTHY_STEPS and knows_health(watched))
         slow_down()
-        await_(lambda: any(finding.probe for finding in watched.findings))
-    if not any(map(is_located, watched.findings)):
-        pytest.skip(f"the host delays all transfers: {[one.probe for one in watched.findings]}")
+        # A busy host delays all transfers now and then: what is located then is measured again.
+        await_(lambda: any(finding.places for finding in watched.findings))
     return watched
 
 
@@ -52,16 +50,9 @@ def knows_health(watched: WatchedFleet) -> bool:
     return watched.job.detection.link_probes.history.covers(range(4))
 
 
-def is_located(finding: Finding) -> bool:
-    return finding.tier is Tier.CONFIRMED and bool(finding.probe)
-
-
 def first_candidates(watched: WatchedFleet) -> tuple[LinkPlace, ...]:
     """The places that explain most of what a probe measured, and cannot be told apart."""
-    assert watched.job is not None
-    verdict = watched.job.detection.link_probes.verdict
-    assert verdict is not None
-    return verdict.places[0].candidates
+    return next(finding.places for finding in watched.findings if finding.places)
 
 
 def test_a_port_behind_a_token_bucket_is_located(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.link_faults import HEALTHY_STEPS, KINDS, planted, trial
 
-from pacekeeper.predictor.links.places import PlaceKind
+from pacekeeper.core.incidents.link_places import PlaceKind
 
 NOISE = np.random.default_rng(3).normal(0.0, 0.01, (100, 32))
 

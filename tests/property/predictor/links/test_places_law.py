@@ -6,13 +6,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.links.places import (
-    GroupReading,
-    LinkPlace,
-    PlaceKind,
-    find_slow_places,
-    places_of,
-)
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
+from pacekeeper.predictor.links.places import GroupReading, find_slow_places, places_of
 
 
 @st.composite

@@ -14,6 +14,7 @@ from pacekeeper.controller.state.events import RequestProbe
 from pacekeeper.controller.storage.restore import job_record, restored
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair, is_pairwise
 from pacekeeper.core.telemetry.records import PairRecord, ProbeRecord, Record
 from support.fabrics import Fabric
@@ -94,7 +95,7 @@ def test_a_port_that_slows_all_transfers_is_located_by_its_pairs() -> None:
     (finding,) = job.findings
     assert (finding.kind, finding.rank, finding.tier) == (FindingKind.LINK, None, Tier.CONFIRMED)
     assert "probe of 6 pairs" in finding.probe
-    assert "the port of rank 2 on node-1: x3.00 [3.00, 3.00] in 3 pairs" in finding.probe
+    assert finding.places == (LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("node-1",)),)
     assert "MB/s instead of" in finding.probe
     assert len(job.asked) == 2
     assert snapshot_of(job.driver.job, 0.0, {}).slow_links == pytest.approx({2: 3.0})
@@ -104,7 +105,8 @@ def test_a_pair_is_located_and_its_ranks_are_as_slow_as_their_transfers() -> Non
     job = with_fault({(0, 2): 6.0}, {0: 3.0, 2: 3.0})
     assert {finding.rank for finding in job.findings} == {0, 2}
     for finding in job.findings:
-        assert "the link between ranks 0 and 2: x6.00" in finding.probe
+        (place,) = finding.places
+        assert (place.kind, place.ranks) == (PlaceKind.PAIR, (0, 2))
     slow = snapshot_of(job.driver.job, 0.0, {}).slow_links
     assert slow == job.driver.job.detection.links.slow
     assert slow.keys() == {0, 2}
@@ -125,6 +127,23 @@ def test_a_fabric_that_a_probe_finds_well_leaves_a_suspicion_and_the_charts_spee
     slow = snapshot_of(job.driver.job, 0.0, {}).slow_links
     assert slow == job.driver.job.detection.links.slow
     assert slow.keys() == {1}
+
+
+def test_transfers_that_stay_slow_are_probed_again_until_a_place_is_found() -> None:
+    job = with_fault({}, ALL)
+    (finding,) = job.findings
+    assert finding.places == ()
+    num_asked = len(job.asked)
+    job.run(120, ALL)
+    assert job.findings[0].places == ()
+    assert num_asked + 1 <= len(job.asked) <= num_asked + 3, "each after twice as long"
+    job.slow_pairs = PORT
+    job.run(170, ALL)
+    (finding,) = job.findings
+    assert (finding.tier, finding.places[0].ranks) == (Tier.CONFIRMED, (2,))
+    num_asked = len(job.asked)
+    job.run(200, ALL)
+    assert len(job.asked) == num_asked, "located"
 
 
 def test_ranks_that_measure_no_pairs_leave_what_the_transfers_showed() -> None:

@@ -5,13 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from pacekeeper.predictor.links.places import (
-    GroupReading,
-    LinkPlace,
-    PlaceKind,
-    SlowPlace,
-    find_slow_places,
-)
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
+from pacekeeper.predictor.links.places import GroupReading, SlowPlace, find_slow_places
 
 NODES = {rank: "abc"[rank // 2] for rank in range(6)}
 LONE = {rank: f"n{rank}" for rank in range(4)}
