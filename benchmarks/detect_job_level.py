@@ -35,6 +35,7 @@ from pacekeeper.simulator.io.tables import read_table
 FACTORS = (1.05, 1.1, 1.2, 1.4)
 TOKENS = 4096  # of a step, where its work is told
 LEAST_STEPS = 150
+PAUSE = 10.0  # of a step's time, for an evaluation between two steps
 OF_ALARM = 0.25  # of an alarm's steps must be slow
 Shape = Callable[[random.Random, int], Array]  # how much of the slowdown each step has, 0 to 1
 
@@ -119,7 +120,10 @@ def read_runs(folder: Path) -> list[Run]:
     """The runs of the logs with their replicates; steps without a time are left out."""
     table = read_table(folder / "mlperf_v51_steps" / "steps.parquet")
     words = [table.words(name) for name in ("submitter", "system", "benchmark")]
-    step, took_s, number = (table.numbers(name) for name in ("step", "step_time_s", "run"))
+    step, took_s, number, paused = (
+        table.numbers(name) for name in ("step", "step_time_s", "run", "after_eval")
+    )
+    num_pauses = np.cumsum(paused > 0.0)  # also of rows without a time
     rows: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at in np.flatnonzero(np.isfinite(took_s) & (took_s > 0.0)).tolist():
         rows[tuple(str(column[at]) for column in words)][int(number[at])].append(at)
@@ -132,8 +136,9 @@ def read_runs(folder: Path) -> list[Run]:
                 record=system[0],
                 trace=trace,
                 replicates=tuple(other for other in traces if other is not trace),
+                after_pause=np.diff(num_pauses[at], prepend=num_pauses[at[0]]) > 0,
             )
-            for run, trace in zip(of_run, traces, strict=True)
+            for (run, at), trace in zip(of_run.items(), traces, strict=True)
         ]
     return [run for run in runs if run.num_steps >= LEAST_STEPS]
 
@@ -169,12 +174,18 @@ def alarms(judge: str, run: Run) -> list[tuple[int, int]] | None:
 
 def live_alarms(run: Run, tokens: int) -> list[tuple[int, int]]:
     """[first, end) of the findings of the run as a job that is watched while it trains, in rows."""
-    assert run.trace.steps is not None
-    step = run.trace.steps.step
+    assert run.trace.steps is not None and run.after_pause is not None
+    step, ended_s = run.trace.steps.step, 1.0
     pace, found, begun = JobLevelState(), list[tuple[int, int]](), None
     for at, took_s in enumerate(durations(run.trace).tolist()):
+        ended_s += took_s * (1.0 + PAUSE * run.after_pause[at])
         told = JobStep(
-            step=int(step[at]), generation=1, duration_s=took_s, tokens=tokens, sum_len_squared=0
+            step=int(step[at]),
+            generation=1,
+            duration_s=took_s,
+            tokens=tokens,
+            sum_len_squared=0,
+            ended_s=ended_s,
         )
         pace, news = update_job_level(pace, told)
         if news.is_over and begun is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.job_level.detect import job_faults
 from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.trace import StepTable, Trace
@@ -30,6 +30,7 @@ class Run:
     trace: Trace
     replicates: tuple[Trace, ...] = ()
     schedule: Positions | None = None
+    after_pause: Flags | None = None  # an evaluation or a checkpoint lies before the step
 
     @property
     def num_steps(self) -> int:

@@ -325,6 +325,7 @@ def _update_progress(
         duration_s=duration_s,
         tokens=tokens,
         sum_len_squared=squares,
+        ended_s=ended[min(ended)].ended_mono_s,
     )
 
 

@@ -1,8 +1,9 @@
-"""The pace of a running job whose ranks tell no compute times, by the rules of recorded ones. Pure.
+"""Detects slowdowns of a running job whose ranks report no compute times. Pure.
 
-The newest steps are judged again every LOOK_STEPS steps, as `pacekeeper replay` would judge them
-(detect.py): nobody is named. What lasts is found only where work is told; without, what went
-away again, afterwards. While a finding is open the steps from before it stay its measure.
+The newest steps are judged again every LOOK_STEPS steps by the rules of recorded runs (detect.py);
+no rank is named. Slowdowns that last are found only where work is reported; without it, slowdowns
+that have ended. While a finding is open, the steps before it remain its reference. Steps just after
+an evaluation or a checkpoint are not judged: the pause between two steps shows it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,9 @@ MEASURE_STEPS = 512  # of them at most, from before an open finding
 PER_MEASURE = 3  # steps since then, for each of those: the fastest fifth must be of health
 QUIET_LOOKS = 3  # without it, until a finding is over
 SIGHT_STEPS = 100  # for which the smallest visible slowdown is stated
+LEAST_PAUSE = 1.0  # of a step's duration, between two steps: an evaluation or a checkpoint
+UNSETTLED_STEPS = 12  # after a pause: caches and input pipelines fill again
+LEAST_BETWEEN_PAUSES = 4 * UNSETTLED_STEPS  # more frequent ones are part of the job's usual pace
 _STEP, _DURATION, _TOKENS, _SQUARES = range(4)
 
 
@@ -36,13 +40,17 @@ def _no_steps() -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStep:
-    """A step of the whole job; tokens and sum_len_squared of the global batch, 0: not told."""
+    """A step of the whole job; tokens and sum_len_squared of the global batch, 0: not told.
+
+    `ended_s`: its end by the clock of one rank, the same for all steps; 0: not reported.
+    """
 
     step: int
     generation: int
     duration_s: float
     tokens: int
     sum_len_squared: int
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +59,8 @@ class JobLevelState:
 
     `measure`: from before the open finding, `recent`: since. `slowdown` of the finding, 1.0 if
     there is none. `told_step`: up to there all has been told. `knowledge` that the newest look
-    rested on, with its `note` and its `sight`; None before the first.
+    rested on, with its `note` and its `sight`; None before the first. `ended_s`: end of the newest
+    step; `since_pause`: steps since a pause; `is_unsettled`: they are not judged yet.
     """
 
     generation: int = 0
@@ -64,6 +73,9 @@ class JobLevelState:
     knowledge: Knowledge | None = None
     note: str = ""
     sensitivity: Sensitivity | None = None
+    ended_s: float = 0.0
+    since_pause: int = 0
+    is_unsettled: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -82,6 +94,9 @@ def update_job_level(
         pace = JobLevelState(
             generation=told.generation, slowdown=pace.slowdown, told_step=pace.told_step
         )
+    pace = _after_pause(pace, told)
+    if pace.is_unsettled:
+        return pace, NO_NEWS
     row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared]])
     before = pace.recent[pace.recent[:, _STEP] < told.step]  # a step done again counts once
     measure = pace.measure[pace.measure[:, _STEP] < told.step]
@@ -99,6 +114,16 @@ def update_job_level(
     if pace.num_steps < LEAST_STEPS or pace.steps_since_look < LOOK_STEPS:
         return pace, NO_NEWS
     return _looked(replace(pace, steps_since_look=0))
+
+
+def _after_pause(pace: JobLevelState, told: JobStep) -> JobLevelState:
+    """Count the steps since the last pause between two steps, such as an evaluation."""
+    pause_s = told.ended_s - told.duration_s - pace.ended_s
+    since = pace.since_pause + 1
+    is_unsettled = pace.is_unsettled and since < UNSETTLED_STEPS
+    if pace.ended_s > 0.0 and pause_s >= LEAST_PAUSE * told.duration_s:
+        is_unsettled, since = since >= LEAST_BETWEEN_PAUSES, 0
+    return replace(pace, ended_s=told.ended_s, since_pause=since, is_unsettled=is_unsettled)
 
 
 def _room(pace: JobLevelState, measure: Array) -> int:

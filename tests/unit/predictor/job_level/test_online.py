@@ -122,3 +122,35 @@ def test_steps_done_again_count_once() -> None:
     pace, _ = played(even(FLAT_S[:200]))
     pace, _ = played(replace_steps(even(FLAT_S[:50]), 100), pace)
     assert pace.num_steps == 150
+
+
+@pytest.mark.parametrize(("pause_s", "is_found"), [(0.5, False), (0.0, True)])
+def test_slow_steps_after_each_evaluation_are_no_slowdown(pause_s: float, is_found: bool) -> None:
+    pace_s, ended_s = np.full(600, 0.06), 1.0
+    every = 60
+    for at in range(every, 600, every):
+        pace_s[at : at + 12] *= 1.3
+    pace, found = JobLevelState(), 0
+    for at, one in enumerate(told(even(pace_s))):
+        ended_s += one.duration_s + (pause_s if at and at % every == 0 else 0.0)
+        pace, news = update_job_level(pace, replace(one, ended_s=ended_s))
+        found += news.found is not None
+    assert bool(found) == is_found
+
+
+def test_a_slowdown_that_begins_after_an_evaluation_is_found_once_steps_have_settled() -> None:
+    ended_s, onsets, pace = 1.0, list[int](), JobLevelState()
+    for at, one in enumerate(told(even(slowed(FLAT_S, 300, 450, 1.15)))):
+        ended_s += one.duration_s + (3.0 if at and at % 100 == 0 else 0.0)
+        pace, news = update_job_level(pace, replace(one, ended_s=ended_s))
+        onsets += [] if news.found is None else [news.found.onset_step]
+    (onset,) = onsets
+    assert 300 <= onset <= 315
+
+
+def test_pauses_that_are_frequent_leave_no_steps_out() -> None:
+    ended_s, pace = 1.0, JobLevelState()
+    for at, one in enumerate(told(even(FLAT_S))):
+        ended_s += one.duration_s + (3.0 if at % 20 == 0 else 0.0)
+        pace, _ = update_job_level(pace, replace(one, ended_s=ended_s))
+    assert pace.num_steps == FLAT_S.size
