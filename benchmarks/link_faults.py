@@ -241,7 +241,7 @@ REAL = (
         shape={"delay_s": 0.04, "loss": 0.01},
     ),
 )  # fmt: skip
-REAL_HEALTHY_STEPS, REAL_STEPS = 24, 40
+REAL_HEALTHY_STEPS, REAL_STEPS = 24, 120  # until a probe has located it, at most
 
 
 def play_real(case: RealCase, folder: Path) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def play_real(case: RealCase, folder: Path) -> dict[str, Any]:
         def until(step: int, *, found: bool = False) -> None:
             def is_there() -> bool:
                 watched.poll()
-                return watched.step >= step or (found and any(f.probe for f in watched.findings))
+                return watched.step >= step or (found and any(f.places for f in watched.findings))
 
             fleet.await_(is_there)
 
