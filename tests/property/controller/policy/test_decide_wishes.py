@@ -2,19 +2,25 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import MitigationLevel
 from pacekeeper.core.layout.diff import diff_layouts
 from pacekeeper.core.layout.even_layout import even_layout
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import ModelShape
+from pacekeeper.predictor.cost.features import BENDS, FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, forecast
+from pacekeeper.predictor.cost.model import CostModel
 from support.examples import examples
+from support.layouts import with_shares
 
 
 @st.composite
@@ -123,3 +129,38 @@ def test_a_layout_once_chosen_is_not_left_at_the_next_look(
     again = decide(after, config)
     # A larger step may follow (a replica more where several pay), but never one that undoes it.
     assert again.layout is None or again.planned_step_s < decision.planned_step_s
+
+
+@st.composite
+def priced_layouts(draw: st.DrawFn) -> tuple[PlanningSnapshot, Layout]:
+    """A job with a cost model, of a trainer that cuts micro-batches; other shares and ranks."""
+    view = draw(views())
+    ranks, num_experts = view.layout.ranks, len(view.workload.loads[0])
+    size = draw(st.integers(1, len(ranks)))
+    other = even_layout(
+        ranks=ranks[:size],
+        num_layers=len(view.workload.loads),
+        num_experts=num_experts,
+        replicas=draw(st.integers(1, size)),
+    )
+    weights = [draw(st.floats(0.1, 1.0)) for _ in range(size)]
+    other = with_shares(other, *(weight / sum(weights) for weight in weights))
+    units = [draw(st.floats(0.0, 1.0)) for _ in FEATURES]
+    scale = [1.0, 1e-3, 1e-5, 1e-3, 0.1, 0.1, 1e-3, *[1e-3] * len(BENDS)]
+    model = CostModel(
+        coefficients=np.array(units) * scale,
+        covariance=np.zeros((len(FEATURES), len(FEATURES))),
+        sigma=0.02,
+    )
+    shape = replace(view.shape, rows_per_microbatch=draw(st.sampled_from([0, 1, 3, 16])))
+    return replace(view, model=model, shape=shape), replace(other, standing_by=ranks[size:])
+
+
+@settings(max_examples=examples(100))
+@given(priced_layouts())
+def test_no_layout_is_priced_below_the_bound(case: tuple[PlanningSnapshot, Layout]) -> None:
+    view, layout = case
+    pricing = Pricing(view, PolicyConfig())
+    price, present = pricing.price(layout), pricing.price(view.layout)
+    assert price.fluid_step_s == pytest.approx(present.fluid_step_s)
+    assert price.fluid_step_s <= min(price.step_s, present.step_s) * (1.0 + 1e-9)
