@@ -22,19 +22,23 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import beta
+from scipy.stats import beta, chi2
 
 from benchmarks.job_rules import JOB_RULES, alarms_of
 from benchmarks.slow_beside_replicates import were_slow
 from benchmarks.step_runs import Run, durations, with_durations
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.features import Array, Flags
 from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
 from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.stats.cusum_design import DAY_S
 from pacekeeper.simulator.io.tables import read_table
 
 FACTORS = (1.05, 1.1, 1.2, 1.4)
 TOKENS = 4096  # of a step, where its work is told
 LEAST_STEPS = 150
+BLOCK = 50  # consecutive steps that are resampled together
+RATES = (100.0, 10.0, 1.0)  # false alarms per job-day
 PAUSE = 10.0  # of a step's time, for an evaluation between two steps
 OF_ALARM = 0.25  # of an alarm's steps must be slow
 Shape = Callable[[random.Random, int], Array]  # how much of the slowdown each step has, 0 to 1
@@ -200,6 +204,62 @@ def live_alarms(run: Run, tokens: int) -> list[tuple[int, int]]:
     return found if begun is None else [*found, (begun, step.size)]
 
 
+def resampled(series_s: Array, num_steps: int, seed: int) -> Array:
+    """Healthy step times in blocks of BLOCK consecutive ones, drawn at random from a run."""
+    rng = np.random.default_rng(seed)
+    begins = rng.integers(0, series_s.size - BLOCK, num_steps // BLOCK + 1)
+    return np.concatenate([series_s[at : at + BLOCK] for at in begins])[:num_steps]
+
+
+def alarm_rates(runs: Sequence[Run], asked: float, expected: float) -> tuple[int, float]:
+    """False alarms of the live detector, and the job-days in which `expected` ones are asked for.
+
+    Args:
+        runs: of which each plays the same share of the job-days.
+        asked: false alarms per job-day.
+        expected: alarms in all that the time is enough for.
+    """
+    config = DetectorConfig(false_alarms_per_job_day=asked)
+    num_alarms, days = 0, expected / asked / len(runs)
+    for number, run in enumerate(runs):
+        series_s = durations(run.trace)
+        num_steps = round(days * DAY_S / float(series_s.mean()))
+        pace = JobLevelState()
+        for step, took_s in enumerate(resampled(series_s, num_steps, number).tolist()):
+            told = JobStep(
+                step=step, generation=1, duration_s=took_s, tokens=TOKENS, sum_len_squared=0
+            )
+            pace, news = update_job_level(pace, told, config)
+            num_alarms += news.found is not None
+    return num_alarms, days * len(runs)
+
+
+def print_rates(runs: Sequence[Run], expected: float) -> None:
+    """Print the false alarms that were asked for and raised, on one run of each system."""
+    one_each = list({run.name.rpartition("/")[0]: run for run in runs}.values())
+    rows = []
+    for asked in RATES:
+        raised, days = alarm_rates(one_each, asked, expected)
+        low, high = (
+            chi2.ppf(0.025, 2 * raised) / 2 if raised else 0.0,
+            chi2.ppf(0.975, 2 * raised + 2) / 2,
+        )
+        rows.append(
+            {
+                "asked_per_day": asked,
+                "raised_per_day": raised / days,
+                "low": low / days,
+                "high": high / days,
+                "job_days": days,
+            }
+        )
+    table = Table(*rows[0], title=f"live, {len(one_each)} systems, resampled in blocks of {BLOCK}")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" for value in row.values()))
+    Console(width=120).print(table)
+    print(json.dumps({"rates": rows}))
+
+
 def count(judge: str, runs: Sequence[Run], shape: str) -> Count:
     """What a judge finds of one incident in each run."""
     total = Count()
@@ -254,8 +314,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--every", type=int, default=1, help="judge every n-th run only")
+    parser.add_argument(
+        "--rates", type=float, default=0.0, metavar="N",
+        help="print the live detector's false alarm rates instead, each in the time for N alarms",
+    )  # fmt: skip
     options = parser.parse_args()
     runs = read_runs(options.data)[:: options.every]
+    if options.rates:
+        print_rates(runs, options.rates)
+        return
     judges = (*OURS, *JOB_RULES)
     shown = Table("judge", "healthy runs flagged", *SHAPES, title="found / runs, false alarms")
     answer: dict[str, object] = {"runs": len(runs), "submitters": len({r.record for r in runs})}

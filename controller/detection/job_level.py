@@ -93,7 +93,7 @@ def judge_step(
         config: The controller's settings.
         now_s: The machine's clock.
     """
-    whole, news = update_job_level(job.detection.whole, told)
+    whole, news = update_job_level(job.detection.whole, told, config.detector)
     job = replace(job, detection=replace(job.detection, whole=whole))
     unix_s = now_s + state.unix_offset_s
     state, job, commands = update_common_incident(state, job, news, config, unix_s)

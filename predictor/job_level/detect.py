@@ -8,6 +8,7 @@ a jump that stays may be the schedule's and is told as a note.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -38,9 +39,7 @@ from pacekeeper.predictor.stats.robust import column_medians
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
 LEAST_HICCUPS = 3  # of one size, together so long, are a slowdown that recurs
 MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
-# The interval is chosen after the fact: by chance one of 300,000 intervals has 4.5 sigmas, and a
-# run of 50 blocks has a thousand.
-MIN_SIGMAS = 4.5
+CHANCE = 1.0 / 300.0  # of a healthy run to have an interval that noise alone makes as slow
 SAME_PACE = 1.25  # of the run: what is further off is no replicate
 HEALTHY_IN_BOTH = 0.2  # of the steps that two runs share, at least
 SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
@@ -124,11 +123,24 @@ def judge_job(
     return judged(basis)
 
 
-def judged(basis: Basis) -> TraceReport:
-    """What `judge_job` says on this basis."""
+def min_sigmas(num_blocks: int, chance: float = CHANCE) -> float:
+    """Sigmas that a mean over some of a run's blocks must reach.
+
+    The interval is chosen after the fact, among all n (n - 1) / 2 of the run (Bonferroni).
+
+    Args:
+        num_blocks: of the run.
+        chance: that some interval of a healthy run reaches it, if noise is normal.
+    """
+    return NormalDist().inv_cdf(1.0 - chance / max(1.0, num_blocks * (num_blocks - 1) / 2.0))
+
+
+def judged(basis: Basis, chance: float = CHANCE) -> TraceReport:
+    """What `judge_job` returns on this basis; `chance`: of a false finding in a healthy run."""
     pace, blocks, known_by = basis.pace, basis.blocks, basis.known_by
     notes = [*basis.notes]
-    found = levels(blocks.excess, sigma=blocks.sigma, penalty=MIN_SIGMAS**2 / 2.0)
+    least = min_sigmas(blocks.excess.size, chance)
+    found = levels(blocks.excess, sigma=blocks.sigma, penalty=least**2 / 2.0)
     if known_by is Knowledge.NOTHING:
         rises, jumps, periodic = passing_rises(found, floor=FLOOR)
         if len(periodic) > 1:
@@ -146,7 +158,7 @@ def judged(basis: Basis) -> TraceReport:
         notes.append(f"slower from the start to step {settled}: it settled or was mended")
         rises = rises[1:]
     incidents = by_size(found, rises, FLOOR)
-    anomalies = (_anomaly(pace, blocks, found, one, known_by) for one in incidents)
+    anomalies = (_anomaly(pace, blocks, found, one, known_by, least) for one in incidents)
     return TraceReport(
         anomalies=tuple(t for t in anomalies if t is not None), what_if=None, notes=tuple(notes)
     )
@@ -236,6 +248,7 @@ def _anomaly(
     found: Sequence[Level],
     rises: Sequence[Rise],
     known_by: Knowledge,
+    least_sigmas: float,
 ) -> Anomaly | None:
     """The finding, None where it is too short or too little beside the noise."""
     spans = [_steps(pace, blocks, found, rise) for rise in rises]
@@ -250,7 +263,7 @@ def _anomaly(
     excess /= num_steps
     num_blocks = sum(found[rise.end - 1].end - found[rise.begin].begin for rise in rises)
     error = blocks.sigma / sqrt(num_blocks)
-    if excess < max(FLOOR, MIN_SIGMAS * error):
+    if excess < max(FLOOR, least_sigmas * error):
         return None
     first_step, last_step = int(pace.step[spans[0][0]]), int(pace.step[spans[-1][1] - 1])
     is_over = rises[-1].end < len(found)

@@ -4,6 +4,10 @@ The newest steps are judged again every LOOK_STEPS steps by the rules of recorde
 no rank is named. Slowdowns that last are found only where work is reported; without it, slowdowns
 that have ended. While a finding is open, the steps before it remain its reference. Steps just after
 an evaluation or a checkpoint are not judged: the pause between two steps shows it.
+
+A level must be as far from health as noise alone brings about in the remembered steps as often as
+false alarms per job-day are asked for. FLOOR bounds what wanders more slowly than a window shows:
+where it is the higher of the two, fewer alarms are raised than asked for.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,15 +15,24 @@ from math import exp, log, sqrt
 
 import numpy as np
 
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
-from pacekeeper.predictor.job_level.detect import FLOOR, MIN_SIGMAS, MIN_STEPS, judged, measured
+from pacekeeper.predictor.job_level.detect import (
+    FLOOR,
+    MIN_STEPS,
+    Basis,
+    judged,
+    measured,
+    min_sigmas,
+)
 from pacekeeper.predictor.job_level.transient_rises import ALIKE
 from pacekeeper.predictor.offline.anomalies import Anomaly
 from pacekeeper.predictor.offline.trace import StepTable, Trace
 from pacekeeper.predictor.online.global_slowdown import NO_NEWS, GlobalSlowdownChange
+from pacekeeper.predictor.stats.cusum_design import DAY_S
 
 LOOK_STEPS = BLOCK_STEPS
 LEAST_STEPS = 2 * MIN_STEPS  # before anything is judged
@@ -31,7 +44,9 @@ SIGHT_STEPS = 100  # for which the smallest visible slowdown is stated
 LEAST_PAUSE = 1.0  # of a step's duration, between two steps: an evaluation or a checkpoint
 UNSETTLED_STEPS = 12  # after a pause: caches and input pipelines fill again
 LEAST_BETWEEN_PAUSES = 4 * UNSETTLED_STEPS  # more frequent ones are part of the job's usual pace
+MOST_CHANCE = 0.5  # of a false alarm in the remembered steps
 _STEP, _DURATION, _TOKENS, _SQUARES = range(4)
+_DEFAULT = DetectorConfig()
 
 
 def _no_steps() -> Array:
@@ -87,7 +102,7 @@ class JobLevelState:
 
 
 def update_job_level(
-    pace: JobLevelState, told: JobStep
+    pace: JobLevelState, told: JobStep, config: DetectorConfig = _DEFAULT
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """Take in one step that all ranks have ended. Another layout is measured anew."""
     if told.generation != pace.generation:
@@ -113,7 +128,7 @@ def update_job_level(
         return pace, GlobalSlowdownChange(is_over=True, why="its pace is measured anew")
     if pace.num_steps < LEAST_STEPS or pace.steps_since_look < LOOK_STEPS:
         return pace, NO_NEWS
-    return _looked(replace(pace, steps_since_look=0))
+    return _looked(replace(pace, steps_since_look=0), config.false_alarms_per_job_day)
 
 
 def _after_pause(pace: JobLevelState, told: JobStep) -> JobLevelState:
@@ -132,18 +147,23 @@ def _room(pace: JobLevelState, measure: Array) -> int:
     return max(LEAST_STEPS, min(WINDOW_STEPS - len(measure), PER_MEASURE * len(measure)))
 
 
-def _looked(pace: JobLevelState) -> tuple[JobLevelState, GlobalSlowdownChange]:
-    """Judge what is remembered, and say what is new."""
-    basis = measured(_trace_of(np.concatenate([pace.measure, pace.recent])))
+def _looked(
+    pace: JobLevelState, false_alarms_per_job_day: float
+) -> tuple[JobLevelState, GlobalSlowdownChange]:
+    """Judge the remembered steps; return what has changed."""
+    rows = np.concatenate([pace.measure, pace.recent])
+    basis = measured(_trace_of(rows))
     if basis is None:
         return pace, NO_NEWS  # some took no time at all
-    verdict = judged(basis)
+    days = float(rows[:, _DURATION].sum()) / DAY_S
+    chance = min(MOST_CHANCE, false_alarms_per_job_day * days)
+    verdict = judged(basis, chance)
     knows = basis.known_by is not Knowledge.NOTHING
     pace = replace(
         pace,
         knowledge=basis.known_by,
         note="; ".join(verdict.notes),
-        sensitivity=_sight(basis.blocks.sigma, basis.block_steps) if knows else None,
+        sensitivity=_sensitivity(basis, chance) if knows else None,
     )
     newest = int(pace.recent[-1, _STEP])
     lasting = next((t for t in verdict.anomalies if t.last_step is None), None)
@@ -196,10 +216,11 @@ def _looked_again(
     return replace(pace, slowdown=anomaly.slowdown), GlobalSlowdownChange(changed=anomaly.slowdown)
 
 
-def _sight(sigma: float, block_steps: int) -> Sensitivity:
-    """A promise made of the rule a finding must pass, with a margin for chance."""
-    blocks = max(1, SIGHT_STEPS // block_steps)
-    least = max(FLOOR, (MIN_SIGMAS + MARGIN) * sigma / sqrt(blocks))
+def _sensitivity(basis: Basis, chance: float) -> Sensitivity:
+    """The smallest slowdown that is surely found, by the rule of a finding and a noise margin."""
+    num_blocks = max(1, SIGHT_STEPS // basis.block_steps)
+    sigmas = min_sigmas(basis.blocks.excess.size, chance) + MARGIN
+    least = max(FLOOR, sigmas * basis.blocks.sigma / sqrt(num_blocks))
     return Sensitivity(slowdown=exp(least), steps=SIGHT_STEPS + LOOK_STEPS)
 
 

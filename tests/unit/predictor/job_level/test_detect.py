@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.job_level.blocks import Knowledge, block_size, blocks_of
-from pacekeeper.predictor.job_level.detect import MIN_STEPS, job_faults, judge_job, measured
+from pacekeeper.predictor.job_level.detect import (
+    MIN_STEPS,
+    job_faults,
+    judge_job,
+    measured,
+    min_sigmas,
+)
 from pacekeeper.predictor.job_level.step_time_model import unknown, usable_steps
 from pacekeeper.predictor.offline.trace import Trace
 from support.step_times import job, slowed, with_work
@@ -227,3 +233,12 @@ def test_the_few_steps_that_tell_their_tokens_do_not_stand_for_the_run() -> None
     tokens = np.where(np.arange(1000) < 400, 1000.0, np.nan)
     basis = measured(with_work(job(FLAT_S), tokens, np.full(1000, np.nan)))
     assert basis is not None and basis.known_by is Knowledge.NOTHING
+
+
+@pytest.mark.parametrize(("num_blocks", "chance", "sigmas"), [(2, 0.5, 0.0), (50, 1 / 300, 4.545)])
+def test_a_level_must_be_rarer_than_the_best_of_all_intervals(
+    num_blocks: int, chance: float, sigmas: float
+) -> None:
+    assert min_sigmas(num_blocks, chance) == pytest.approx(sigmas, abs=0.005)
+    assert min_sigmas(num_blocks + 1, chance) > min_sigmas(num_blocks, chance)
+    assert min_sigmas(num_blocks, chance / 10.0) > min_sigmas(num_blocks, chance)

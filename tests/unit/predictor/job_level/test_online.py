@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.job_level.online import (
@@ -154,3 +155,18 @@ def test_pauses_that_are_frequent_leave_no_steps_out() -> None:
         ended_s += one.duration_s + (3.0 if at % 20 == 0 else 0.0)
         pace, _ = update_job_level(pace, replace(one, ended_s=ended_s))
     assert pace.num_steps == FLAT_S.size
+
+
+def test_the_rate_of_false_alarms_that_is_asked_for_moves_the_threshold() -> None:
+    found, pace_s = [], slowed(np.full(400, 1.0), 300, 400, 1.045)
+    noisy_s = pace_s * np.exp(0.09 * np.random.default_rng(1).standard_normal(pace_s.size))
+    for rate in (0.01, 1000.0):
+        pace, config = JobLevelState(), DetectorConfig(false_alarms_per_job_day=rate)
+        num_found = 0
+        for one in told(even(noisy_s)):
+            pace, news = update_job_level(pace, one, config)
+            num_found += news.found is not None
+        assert pace.sensitivity is not None
+        found.append((num_found, pace.sensitivity.slowdown))
+    assert found[0][0] <= found[1][0]
+    assert found[0][1] > found[1][1], "what is surely found is larger where alarms must be rare"
