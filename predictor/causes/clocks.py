@@ -1,7 +1,7 @@
-"""Why a device's clocks are low: what its driver counted, what it says now, the clocks. Pure.
+"""Rules for low clocks of a device: counters of throttling, the mask of reasons, clock rates. Pure.
 
-A counter of time has no gaps, where the mask of clock events is one moment of each second: it is
-asked first, and what it says is not said again from the mask unless that is surer.
+A counter of time has no gaps, while the mask of clock events shows one moment of each second. So
+counters are read first, and the mask adds a reason only where it is more certain.
 """
 
 from collections.abc import Callable, Sequence
@@ -185,14 +185,14 @@ def _is_below_peers(symptoms: Symptoms) -> bool:
 
 
 def _is_held_down(window: DeviceWindow) -> bool | None:
-    """Was the clock below its own maximum? None: not told."""
+    """Return whether the clock was below its own maximum; None: not reported."""
     clock = _lowest_clock(window)
     top = max(measured_values([s.sm_clock_max_mhz for s in window.busy]), default=None)
     return None if clock is None or top is None else clock * THROTTLED <= top
 
 
 def _share(window: DeviceWindow, field: str) -> float | None:
-    """The largest share of the time between two readings, 0 to 1; None: not told twice."""
+    """Return the largest share of the time between two readings, 0 to 1; None: fewer readings."""
     shares = []
     for before, after in pairwise(window.since_before):
         counted, later = getattr(before, field, None), getattr(after, field, None)

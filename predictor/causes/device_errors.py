@@ -1,4 +1,4 @@
-"""What a device's links, memory and driver report of errors: one rule per kind. Pure.
+"""Rules for errors that a device's links, memory and driver report, one for each kind. Pure.
 
 Like `devices.py`: the worst since the onset, and only where healthy peers do not show it too.
 """
@@ -26,7 +26,7 @@ from pacekeeper.predictor.causes.evidence import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What is broken, how sure that would explain a slow rank at most, and in words."""
+    """The effect of an error code: kind of cause, highest tier as an explanation, and text."""
 
     kind: CauseKind
     most: Tier
@@ -62,7 +62,7 @@ XIDS: Mapping[int, Meaning] = {
 
 
 def meaning(xid: int) -> Meaning:
-    """Of a code that is not known: something happened."""
+    """Return the effect of an error code; an unknown one is at most suspected."""
     return XIDS.get(xid) or _driver("see NVIDIA's catalog", Tier.SUSPECTED)
 
 
@@ -88,7 +88,7 @@ def lost(symptoms: Symptoms) -> RuleResult:
 
 
 def xids(symptoms: Symptoms) -> RuleResult:
-    """Errors that the driver reported since the onset, each told once."""
+    """Find errors that the driver reported since the onset, each code once."""
 
     def causes(
         codes: tuple[int, ...], _: Sequence[tuple[int, ...]], among: PeerComparison
@@ -158,7 +158,7 @@ def pcie_errors(symptoms: Symptoms) -> RuleResult:
 
 
 def ecc_corrected(symptoms: Symptoms) -> RuleResult:
-    """Memory that is corrected all the time is about to fail."""
+    """Find frequent corrections of memory errors: such memory is about to fail."""
     fields = {"ecc_corrected": "corrected ECC errors"}
     return _counted(symptoms, "corrected ECC", fields, CauseKind.MEMORY_ERRORS, Tier.SUSPECTED)
 
@@ -189,7 +189,7 @@ def rows(symptoms: Symptoms) -> RuleResult:
 
 
 def recovery(symptoms: Symptoms) -> RuleResult:
-    """What the driver itself asks for (NVML_GPU_RECOVERY_ACTION)."""
+    """Find the recovery action that the driver requests (NVML_GPU_RECOVERY_ACTION)."""
 
     def words(others: str) -> str:
         assert symptoms.device is not None
@@ -204,7 +204,7 @@ def recovery(symptoms: Symptoms) -> RuleResult:
 
 
 def slow_driver(symptoms: Symptoms) -> RuleResult:
-    """A driver that takes long to answer holds its lock: who launches kernels waits for it, too."""
+    """Find slow driver calls: the driver holds its lock meanwhile, and kernel launches wait."""
 
     def is_slow(window: DeviceWindow) -> bool | None:
         answers = measured_values([s.answer_s for s in window.during])
@@ -272,7 +272,7 @@ def _is_lost(window: DeviceWindow) -> bool | None:
 
 
 def _new_xids(window: DeviceWindow) -> tuple[int, ...] | None:
-    """Codes since the onset, oldest first; of very many the newest. None: nobody listens."""
+    """Return codes since the onset, oldest first; of very many the newest. None: not observed."""
     told_by = [(s.health.num_xids, s.health.xids) for s in window.since_before if s.health]
     heard = [(count, xids) for count, xids in told_by if count is not None and xids is not None]
     if len(heard) < 2:

@@ -1,4 +1,4 @@
-"""What a device's samples say of why its rank is slow: one rule per reading of NVML. Pure.
+"""Rules for device samples that explain a slow rank, one for each reading of NVML. Pure.
 
 A reading accuses only under load and only where peers of the same model, which are not slow, do
 not show it too. Every rule takes the worst sample since the onset, of the device and of its peers
@@ -129,7 +129,7 @@ def ecc(symptoms: Symptoms) -> RuleResult:
 
 
 def foreign_processes(symptoms: Symptoms) -> RuleResult:
-    """Processes on the device that are no ranks of the job.
+    """Find processes on the device that are no ranks of the job.
 
     NVML gives numbers of the host's namespace: where no rank of the job is among them, the numbers
     can not be compared and say nothing.

@@ -1,4 +1,4 @@
-"""What a rank's device, host and thread showed around an onset, and what may follow from it. Pure.
+"""Samples of a rank's device, host and thread around an onset, compared with its peers'. Pure.
 
 Times are of each sample's own node and compared with the onset on that node only.
 """
@@ -72,12 +72,12 @@ class _Window(Generic[S]):
 
     @property
     def during(self) -> tuple[S, ...]:
-        """Those since the onset."""
+        """Samples since the onset."""
         return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
 
     @property
     def since_before(self) -> tuple[S, ...]:
-        """Those since the onset and the last one before it: between them counters grow."""
+        """Samples since the onset and the last one before it: counters grow between them."""
         during = self.during
         return self.samples[-len(during) - 1 :] if during else ()
 
@@ -90,7 +90,7 @@ class DeviceWindow(_Window[DeviceSample]):
 
     @property
     def busy(self) -> tuple[DeviceSample, ...]:
-        """Those since the onset, under load (or where the device does not tell)."""
+        """Samples since the onset under load, or whose load is not reported."""
         return tuple(
             s
             for s in self.during
@@ -100,7 +100,7 @@ class DeviceWindow(_Window[DeviceSample]):
 
     @property
     def model(self) -> str:
-        """What kind of device it is; empty: not known."""
+        """The model of the device; empty: not known."""
         return self.samples[-1].name if self.samples else ""
 
 
@@ -111,7 +111,7 @@ class HostWindow(_Window[HostSample]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
-    """Where one rank's own thread spent the newest step. None: its clock does not tell."""
+    """Where one rank's thread spent the newest step. None: its clock does not report it."""
 
     compute_s: float
     run_queue_s: float | None = None
@@ -151,7 +151,7 @@ class PeerComparison:
 
     @property
     def is_refuted(self) -> bool:
-        """They are not slow: what half of them show as well slows nobody."""
+        """Whether half or more of the peers, which are not slow, show it too: it is no cause."""
         return self.shared > 0 and 2 * self.shared >= self.reported
 
     @property
@@ -161,12 +161,12 @@ class PeerComparison:
         return f"{self.shared or 'none'} of {self.reported} peers"
 
     def sure(self, most: Tier) -> Tier:
-        """`most` beside a peer that told and does not share it; one tier less without any."""
+        """Return `most` if a peer reports the reading, else one tier less."""
         return most if self.reported else lower(most)
 
 
 def compare_with_peers(peers: Sequence[T], shares: Callable[[T], bool | None]) -> PeerComparison:
-    """Ask the peers. `shares` says None of a peer that did not tell."""
+    """Count peers that share a reading. `shares` returns None for one that did not report it."""
     answers = [answer for peer in peers if (answer := shares(peer)) is not None]
     return PeerComparison(reported=len(answers), shared=sum(answers))
 
@@ -179,7 +179,7 @@ def apply_rule(
     is_alike: Callable[[T, T], bool],
     causes: Callable[[T, Sequence[T], PeerComparison], Sequence[Cause]],
 ) -> RuleResult:
-    """What one reading of the device says beside its peers'; `reading` says None where not told.
+    """Compare one reading of the device with its peers'; `reading` returns None if not reported.
 
     is_alike(a peer's, its own): the peer, which is not slow, shows it too. `causes` is asked, with
     its own, the peers' and how many of them share it, unless they refute it.
@@ -201,7 +201,7 @@ def counted(
     kind: CauseKind,
     most: Tier,
 ) -> RuleResult:
-    """What a counter of the device grew by since the onset, of which peers show none."""
+    """Find growth of a device counter since the onset that its peers do not show."""
 
     def causes(mine: int, _: Sequence[int], among: PeerComparison) -> Sequence[Cause]:
         if mine <= 0:
@@ -224,7 +224,7 @@ def is_surer(tier: Tier, other: Tier) -> bool:
 
 
 def grown(counts: Sequence[int | None]) -> int | None:
-    """By how much a counter grew, oldest first; None: not told twice.
+    """Return the increments of a counter, oldest first; None: reported less than twice.
 
     One that began anew, as after a restart of a driver, has grown since then only.
     """
@@ -235,7 +235,7 @@ def grown(counts: Sequence[int | None]) -> int | None:
 
 
 def measured_values(values: Sequence[T | None]) -> list[T]:
-    """Those that were measured."""
+    """Return the values that were measured."""
     return [value for value in values if value is not None]
 
 
@@ -244,7 +244,7 @@ PEERS = 8  # on the node itself, and as many on others
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where a rank sits. Ranks of one `role` do the same work."""
+    """The node, device and role of a rank. Ranks of one `role` do the same work."""
 
     role: str
     node: str
@@ -253,7 +253,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWindow:
-    """What was sampled on one node around the onset, and the onset on its clock.
+    """Samples of one node around the onset, and the onset on its clock.
 
     `pids` are the processes of the job on that node.
     """
@@ -289,7 +289,7 @@ def symptoms_of(
     threads: Mapping[int, ThreadTime],
     slowdown: float | None,
 ) -> Symptoms:
-    """What a slow rank showed, beside peers that are not slow. `seats`: of all of them."""
+    """Collect the symptoms of a slow rank and of peers that are not slow. `seats`: of all ranks."""
     own = seats[rank]
     others = {seats[peer].device_uuid: seats[peer] for peer in peers}
     others.pop(own.device_uuid, None)  # two ranks on one device are no witnesses of each other

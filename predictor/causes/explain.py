@@ -1,8 +1,7 @@
-"""Why is a rank slow: all rules asked, what was seen ordered by how sure it is. Pure.
+"""Applies all rules to a slow rank and orders the causes by certainty. Pure.
 
-Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. Nothing is
-invented: where no rule fires, the answer says which readings were as the peers' and which nobody
-gave.
+Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. Where no
+rule finds a cause, the result lists the readings that equalled the peers' and those not reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +52,7 @@ MOST_TOLD = 3  # causes in one line
 
 
 def explain(symptoms: Symptoms) -> tuple[Cause, ...]:
-    """What was seen, the surest first, within one tier in the order of `RULES`.
+    """Return the causes, the most certain first, within one tier in the order of `RULES`.
 
     Never empty: where nothing was seen, the one cause of kind UNKNOWN says where was looked.
     """

@@ -1,4 +1,4 @@
-"""What a node's kernel and a rank's own thread say of why the rank is slow. Pure.
+"""Rules for samples of a node's kernel and of a rank's thread that explain a slow rank. Pure.
 
 What a node shows should slow all its ranks alike: healthy neighbours make it doubtful and refute
 it where no other node was without it. What the kernel counted for the very thread is proof.
@@ -83,7 +83,7 @@ def memory_left(symptoms: Symptoms) -> RuleResult:
 
 
 def swapping(symptoms: Symptoms) -> RuleResult:
-    """Pages come back from swap: whoever needs one stands still."""
+    """Find pages read back from swap, for which threads wait."""
 
     def words(worst: float) -> str:
         return f"its node reads {worst / 2**20:.1f} MiB/s back from swap"
@@ -99,7 +99,7 @@ def swapping(symptoms: Symptoms) -> RuleResult:
 
 
 def network(symptoms: Symptoms) -> RuleResult:
-    """Segments sent again, packets damaged or dropped: who waits for messages is late by it."""
+    """Find segments sent again and packets damaged or dropped, which delay messages."""
 
     def words(worst: float) -> str:
         return f"its node sent {worst:.1%} of its TCP segments again"
@@ -142,7 +142,7 @@ def fabric(symptoms: Symptoms) -> RuleResult:
 
 
 def run_queue(symptoms: Symptoms) -> RuleResult:
-    """The rank's thread wanted to run and waited: somebody else had its core."""
+    """Find time in which the rank's thread was runnable and waited for a core."""
 
     def share(thread: ThreadTime) -> float | None:
         if thread.run_queue_s is None:

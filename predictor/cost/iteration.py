@@ -1,4 +1,4 @@
-"""What an iteration of a pipelined job should take: the step program over expected chunks. Pure.
+"""Predicts the time of a pipelined iteration: the step program over expected chunks. Pure.
 
 The longest path of the program (ResiHP, eq. 2) through the chunks of all stages and micro-batches,
 each as long as the cost model expects for its work, is what the schedule and the work explain.

@@ -26,7 +26,7 @@ NORMAL_95 = 1.96
 
 
 class Regressor(Protocol):
-    """What is needed of scikit-learn's interface."""
+    """The part of scikit-learn's interface that is used."""
 
     def fit(self, X: Array, y: Array) -> object: ...
 
@@ -150,7 +150,7 @@ def fit_regressor(
 
 @lru_cache(maxsize=16)
 def regressor_factory(cost_model: str) -> Callable[[], Regressor]:
-    """What makes unfitted regressors of this name. One is fitted to made-up work first.
+    """Return a factory of unfitted regressors of this name. One is fitted to made-up work first.
 
     Raises:
         ConfigError: the class cannot be imported or made, has no `fit` or `predict`, or does not

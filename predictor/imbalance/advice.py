@@ -1,4 +1,4 @@
-"""When the spread of work is worth telling: its share of the step over a window of steps. Pure.
+"""Opens and closes advice on uneven work, by its share of the step over a window of steps. Pure.
 
 Advice, never a fault. It is told where the share is surely above one bound, taken back where it is
 surely below a lower one, and says nothing in between: no flapping at a border.

@@ -35,7 +35,7 @@ CHANCE = 1e-3  # that unrelated noise passes for work: 1 of 1,000 runs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """A run's computes, and how to tell its step times from theirs."""
+    """A run's computes, and how its step times follow from them."""
 
     rows: ComputeRows
     work: Array  # [rows, (tokens, sum of squared lengths, expert rows)], NaN where unknown

@@ -29,7 +29,7 @@ MIN_CLASS_BLOCKS = 8  # fewer have no level of their own to be judged by
 
 
 class Knowledge(StrEnum):
-    """What the expectation rests on, in words."""
+    """The knowledge that the expectation is based on, as text."""
 
     REPLICATES = "runs of the same recipe at the same steps"
     WORK = "the tokens of each step"
@@ -56,13 +56,13 @@ class Blocks:
 
 
 def block_size(run: UsableSteps, resolution_s: float) -> int:
-    """Steps per block, so that the clock's resolution is small beside a block."""
+    """Return steps per block, so that the clock's resolution is small against a block."""
     fine_enough = resolution_s / (RESOLUTION_SHARE * float(np.median(run.duration_s)))
     return max(BLOCK_STEPS, ceil(fine_enough))
 
 
 def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
-    """The pace in blocks of `size` steps, each beside the health of its kind of work."""
+    """Return the pace in blocks of `size` steps, relative to the healthy pace of their work."""
     observed = block_means(pace.observed_s, size)
     expected = block_means(pace.expected_s, size)
     begin = block_starts(pace.step.size, size)
@@ -92,7 +92,7 @@ def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
 
 
 def _health(ratio: Array, sigma: float, known_by: Knowledge) -> Array:
-    """What each of these blocks of one kind of work has in health, in log of the expected time.
+    """Return the healthy log ratio to the expected time of each block of one kind of work.
 
     The pace of the fastest fifth: a fault may hold for the rest. Work may grow steadily within a
     class of a schedule (a window that widens): a ramp is its work, not a fault.

@@ -1,8 +1,8 @@
-"""Persistent slowdowns of a whole job from its step times alone. Pure; names no rank.
+"""Finds persistent slowdowns of a whole job from its step times alone. Pure; names no rank.
 
-What is called a fault depends on what is known of the work. By replicates, work or schedule: time
-above what the steps should take. By nothing: only a rise that goes away again, and as a suspicion;
-a jump that stays may be the schedule's and is told as a note.
+The rule depends on what is known of the work. With replicates, work or schedule: time above what
+the steps should take. With nothing: only a rise that goes away again, as a suspicion; a jump that
+stays may be the schedule's and becomes a note.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def job_faults(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Basis:
-    """What a job is judged on: its pace in blocks of `block_steps`, and how its work is known."""
+    """The input of a judgement: the pace in blocks of `block_steps`, and how the work is known."""
 
     known_by: Knowledge
     pace: StepTimes
@@ -69,7 +69,7 @@ class Basis:
 def measured(
     trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
 ) -> Basis | None:
-    """The pace of the job beside what its work should take, as `judge_job`; None: too few steps."""
+    """Return the pace of the job over the time its work should take; None: too few steps."""
     table = trace.steps
     if table is not None and schedule is not None and len(schedule) != table.step.size:
         raise ValueError(f"schedule: {len(schedule)} classes for {table.step.size} steps")
@@ -136,7 +136,7 @@ def min_sigmas(num_blocks: int, chance: float = CHANCE) -> float:
 
 
 def judged(basis: Basis, chance: float = CHANCE) -> TraceReport:
-    """What `judge_job` returns on this basis; `chance`: of a false finding in a healthy run."""
+    """Judge a basis as `judge_job` does; `chance`: of a false finding in a healthy run."""
     pace, blocks, known_by = basis.pace, basis.blocks, basis.known_by
     notes = [*basis.notes]
     least = min_sigmas(blocks.excess.size, chance)
@@ -250,7 +250,7 @@ def _anomaly(
     known_by: Knowledge,
     least_sigmas: float,
 ) -> Anomaly | None:
-    """The finding, None where it is too short or too little beside the noise."""
+    """Return the finding; None: it is too short, or too small for the noise."""
     spans = [_steps(pace, blocks, found, rise) for rise in rises]
     num_steps = sum(end - begin for begin, end in spans)
     longest = max(end - begin for begin, end in spans)

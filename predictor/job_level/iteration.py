@@ -1,4 +1,4 @@
-"""The iterations of a running pipelined job beside what their step program explains. Pure.
+"""Compares iterations of a running pipelined job with what their step program explains. Pure.
 
 An iteration = the longest path through its chunks (`cost/iteration.py`) + what it takes beyond them
 in health. Two paths, two answers. Through the *expected* chunks: what the iteration should take,
@@ -71,7 +71,7 @@ class IterationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IterationState:
-    """What is remembered of the iterations of one layout, newest last.
+    """The state of the iterations of one layout, newest last.
 
     `beyond_s`: what each took beyond its measured chunks. `log_errors`: of the predictions.
     `pace`: the evidence. `newest`: None before anything is predicted.

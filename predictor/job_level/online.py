@@ -55,7 +55,7 @@ def _no_steps() -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStep:
-    """A step of the whole job; tokens and sum_len_squared of the global batch, 0: not told.
+    """A step of the whole job; tokens and sum_len_squared of the global batch, 0: not reported.
 
     `ended_s`: its end by the clock of one rank, the same for all steps; 0: not reported.
     """
@@ -70,7 +70,7 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobLevelState:
-    """What is remembered of a job's steps: rows of (step, seconds, tokens, tokens^2), ascending.
+    """The remembered steps of a job: rows of (step, seconds, tokens, tokens^2), ascending.
 
     `measure`: from before the open finding, `recent`: since. `slowdown` of the finding, 1.0 if
     there is none. `told_step`: up to there all has been told. `knowledge` that the newest look

@@ -1,4 +1,4 @@
-"""What each step of a whole job should have taken, by what is known of its work. Pure."""
+"""Expected time of each step of a whole job, from what is known of its work. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def usable_steps(trace: Trace) -> UsableSteps | None:
 
 
 def with_tokens(run: UsableSteps) -> UsableSteps | None:
-    """The steps that tell their tokens; None where they are fewer than half of them."""
+    """Return the steps with reported tokens; None: fewer than half of them."""
     told = np.isfinite(run.tokens)
     if told.mean() < KNOWN_SHARE:
         return None

@@ -24,7 +24,7 @@ LATE = 1.25  # longest later gaps: what begins after so long was not there from 
 
 
 def mean(found: Sequence[Level]) -> float:
-    """Of all blocks of these levels."""
+    """Return the mean over all blocks of these levels."""
     return sum(one.mean * one.num_blocks for one in found) / sum(one.num_blocks for one in found)
 
 
@@ -142,7 +142,7 @@ def _begun_with(
 def _rise(
     found: Sequence[Level], steady: Sequence[int], changes: Sequence[float], first: int, last: int
 ) -> Rise:
-    """Of the jump up at `first` and the drop at `last`, positions in `changes`."""
+    """Return the rise from the jump at `first` to the drop at `last`, positions in `changes`."""
     before, after = found[steady[first]].mean, found[steady[last + 1]].mean
     drop = -changes[last]
     is_box = abs(after - before) <= ALIKE * drop

@@ -1,4 +1,4 @@
-"""Where a slow link is: at a node, at the port of a rank, or between two ranks or nodes. Pure.
+"""Locates slow links: a node, the port of a rank, a pair of ranks or of nodes. Pure.
 
 `places` intersects the groups of ranks whose transfers are slow. `pair_rates` makes such groups of
 the pairs of a probe, compared with their own history and with peers of the same kind. In: times of

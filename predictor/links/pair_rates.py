@@ -27,7 +27,7 @@ _LOW, _HIGH, _BETWEEN = 0.05, 0.25, 0.970  # quantiles, and the sigmas between t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRates:
-    """What a probe measured. `s_per_byte`: of each pair, by the slower of its ranks."""
+    """Measurements of a probe. `s_per_byte`: of each pair, by the slower of its ranks."""
 
     step: int
     ranks: tuple[int, ...]
@@ -36,7 +36,7 @@ class PairRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkVerdict:
-    """What a probe of pairs showed.
+    """The result of a probe of pairs.
 
     Attributes:
         step: The step after which it ran.

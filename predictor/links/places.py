@@ -19,7 +19,7 @@ FEWEST_FOR_ORDER = 6  # values of which two in the middle are an interval of 95 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReading:
-    """What a group of ranks took for its transfers: `slowdown` is observed / usual time."""
+    """The transfers of a group of ranks: `slowdown` is observed / usual time."""
 
     ranks: tuple[int, ...]
     slowdown: float
