@@ -69,7 +69,15 @@ def test_a_connection_that_fails_a_call_serves_no_other(postgres_url: str) -> No
     with pytest.raises(AwayError):
         lease.read()
     assert lease.read() == record(1, "a")
-    lease.close()
+    database = fenced(postgres_url, 1, "a")
+    with pytest.raises(sa.exc.DBAPIError), database.begin() as connection:
+        assert database._live is not None
+        database._live.pgconn.send_query(b"SELECT pg_sleep(60)")
+        connection.execute(sa.select(STRIKES))
+    with database.begin() as connection:
+        connection.execute(sa.select(STRIKES))
+    for one in (lease, database):
+        one.close()
 
 
 def test_a_takeover_ends_a_transaction_that_the_server_does_not_end(postgres_url: str) -> None:
