@@ -104,6 +104,7 @@ def update_iterations(
         generation=told.generation,
         duration_s=told.duration_s,
         is_explained=is_explained,
+        config=config.detector,
     )
     job = replace(job, detection=replace(job.detection, iteration=known))
     return update_common_incident(

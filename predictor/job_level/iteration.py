@@ -13,9 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.cost.regression import LEAST_SPREAD
-from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
+from pacekeeper.predictor.job_level.online import (
+    DEFAULT,
+    JobLevelState,
+    JobStep,
+    update_job_level,
+)
 from pacekeeper.predictor.online.global_slowdown import NO_NEWS, GlobalSlowdownChange
 from pacekeeper.predictor.stats.robust import robust_scale
 
@@ -92,6 +98,7 @@ def update_iteration(
     generation: int,
     duration_s: float,
     is_explained: bool,
+    config: DetectorConfig = DEFAULT,
 ) -> tuple[IterationState, GlobalSlowdownChange]:
     """Take in one complete iteration.
 
@@ -103,6 +110,7 @@ def update_iteration(
         duration_s: what it took.
         is_explained: an open finding of links, input or all ranks together explains what it takes
             beyond its chunks: it is shown, and is neither learnt from nor evidence.
+        config: the rate of false alarms that is asked for.
     """
     if generation != state.generation:
         state = IterationState(generation=generation, pace=state.pace)
@@ -128,6 +136,7 @@ def update_iteration(
             tokens=max(1, round(paths.observed_s * MICROSECONDS)),
             sum_len_squared=0,
         ),
+        config,
     )
     if pace.is_open and news.found is not None:
         # What was learnt since its onset is the fault's; at least the oldest steps are kept.

@@ -46,7 +46,7 @@ UNSETTLED_STEPS = 12  # after a pause: caches and input pipelines fill again
 LEAST_BETWEEN_PAUSES = 4 * UNSETTLED_STEPS  # more frequent ones are part of the job's usual pace
 MOST_CHANCE = 0.5  # of a false alarm in the remembered steps
 _STEP, _DURATION, _TOKENS, _SQUARES = range(4)
-_DEFAULT = DetectorConfig()
+DEFAULT = DetectorConfig()
 
 
 def _no_steps() -> Array:
@@ -102,7 +102,7 @@ class JobLevelState:
 
 
 def update_job_level(
-    pace: JobLevelState, told: JobStep, config: DetectorConfig = _DEFAULT
+    pace: JobLevelState, told: JobStep, config: DetectorConfig = DEFAULT
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """Take in one step that all ranks have ended. Another layout is measured anew."""
     if told.generation != pace.generation:
