@@ -78,6 +78,8 @@ def update_after_step(
         watch, reason = CoverageState.BLIND, blind.reason
     elif sensitivity is not None:
         reason = f"{reason}; {sensitivity}" if reason else str(sensitivity)
+        if sensitivity.slowdown > config.detector.blind_slowdown:  # else it would be blind
+            watch = CoverageState.MEASURING if watch is not CoverageState.DEGRADED else watch
     job = replace(
         job, coverage=replace(job.coverage, sensitivity=sensitivity, judged_s=now_s, silent=())
     )

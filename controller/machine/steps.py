@@ -394,10 +394,8 @@ def _apply_judgement(
     if judgement.recovered and not is_slow:
         job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
-        # Below the smallest slowdown worth a finding the fault is ending: keep the former value.
-        if slowdown >= config.detector.min_slowdown:
-            job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
-            commands += said
+        job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
+        commands += said
     state, job, said = job_level.update_common_incident(
         state, job, judgement.common, config, unix_s
     )

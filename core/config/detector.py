@@ -48,8 +48,9 @@ Regressor = Annotated[str, parsed(parse_cost_model, is_optional=True)]
 class DetectorConfig:
     """When evidence becomes a finding. z = log(observed / expected) / sigma."""
 
-    # Steps of a generation-independent warm-up before the cost model is fitted.
-    warmup_steps: Annotated[int, Field(ge=4)] = 12
+    # Steps before the cost model is fitted and ranks are judged. It is fitted again after twice as
+    # many, and so on; until then thresholds are higher, as the noise is known less well.
+    warmup_steps: Annotated[int, Field(ge=3)] = 3
     # Steps ignored at the start of a job (allocators, caches, first-touch).
     skip_steps: NonNegativeInt = 2
     # Most recent healthy steps kept for a refit.
@@ -58,26 +59,23 @@ class DetectorConfig:
     # "sklearn.ensemble.HistGradientBoostingRegressor(max_iter=50)". Empty: the built-in one. The
     # controller imports and runs it. Layouts are priced by the built-in one all the same.
     cost_model: Regressor = ""
-    # Floor of sigma: below it a perfect clock would make everything suspicious.
-    sigma_floor: PositiveFloat = 0.015
-    # False alarms per day of a job that the charts may raise; their thresholds follow at each fit
-    # from the ranks, the length of a step and the residuals. Ten times fewer cost a small slowdown
-    # some steps and a large one nothing. It holds for device clocks; few ranks (below 2,000 recent
-    # residuals) count as normal, so wild samples of shared hosts raise some ten times more there.
-    # The guards below then decide, and take nearly all away.
+    # Least noise assumed of a step (log of observed / expected, one sigma).
+    sigma_floor: PositiveFloat = 0.002
+    # False findings per day of a healthy job; the thresholds follow at each fit from the ranks, the
+    # length of a step and the residuals. Ten times fewer cost a small slowdown some steps and a
+    # large one nothing. Below 2,000 residuals their law counts as normal: wild samples of shared
+    # hosts raise some ten times more there. The first 32 steps of a job count as a tenth of a day.
     false_alarms_per_job_day: PositiveFloat = 0.1
     # Last steps that must agree on a slowdown; twice as many with a noisy clock.
     min_steps: PositiveInt = 2
     # Sigma above which a clock counts as noisy (shared CPU cores; devices stay far below: with 2 %
     # jitter and three peers a log ratio has 0.025, and an unlucky warm-up makes it 0.04).
     noisy_sigma: PositiveFloat = 0.05
-    # A slowdown must stand this many standard errors (sigma / sqrt(steps that agree)) above
-    # health. Above the usual 3 to 5: the run of steps is chosen after the fact, and the noise of
-    # hosts is not normal (5.5 made a false finding on a very noisy one).
+    # Of a noisy clock, and of all ranks together, a slowdown must stand this many standard errors
+    # (sigma / sqrt(steps that agree)) above health, too: the noise of hosts is not normal.
     min_sigmas: PositiveFloat = 6.0
-    # Smallest slowdown worth a finding (observed / expected).
-    min_slowdown: Slowdown = 1.10
-    # An open incident closes below this slowdown, held for `recover_steps` steps.
+    # An open incident closes below this slowdown, and below half of its own, held for
+    # `recover_steps` steps.
     recover_slowdown: Slowdown = 1.05
     recover_steps: PositiveInt = 3
     # Steps over which the slowdown of an open incident is measured (median).
@@ -92,10 +90,8 @@ class DetectorConfig:
 
     def __post_init__(self) -> None:
         reject(
-            self.recover_slowdown > self.min_slowdown
-            and "recover_slowdown: expected at most min_slowdown (hysteresis)",
-            self.blind_slowdown <= self.min_slowdown
-            and "blind_slowdown: expected above min_slowdown",
+            self.blind_slowdown <= self.recover_slowdown
+            and "blind_slowdown: expected above recover_slowdown",
             self.history_steps < self.warmup_steps
             and "history_steps: expected at least warmup_steps",
         )

@@ -7,7 +7,7 @@ word.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import exp, hypot, inf, log, sqrt
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 
+MEASURING_STEPS = 8  # healthy ones, before which a sight that is too poor is no blindness
 MARGIN = 3.0  # standard errors of chance against a slowdown that is promised to be seen
 MOST = log(1e6)  # a log slowdown beyond which nothing is told apart any more
 APART = 2.0  # sigmas from half of a slowdown to nothing, or too many steps would contradict it
@@ -62,7 +63,7 @@ def sensitivity_of(
     charted = _crossing(limits_of(evidence), sigma, steps, charts.num_parts)
     level = max(
         charted + float(charts.sample_doubt[at].max(initial=0.0)),
-        _agreed(config, sigma, steps) + float(charts.doubt[at].max(initial=0.0)),
+        _agreed(config, evidence, sigma, steps) + float(charts.doubt[at].max(initial=0.0)),
     )
     level += MARGIN * MEDIAN_ERROR * _chance(evidence, sigma, len(ranks)) / sqrt(steps)
     level = max(level, 2.0 * APART * sigma)
@@ -78,7 +79,7 @@ def _chance(evidence: Evidence, sigma: float, num_ranks: int) -> float:
     own, common = sigma / limits_of(evidence).weight, evidence.common
     if num_ranks > MIN_PEERS or common is None or common.limits is None:
         return own
-    return max(own, common.sigma / common.limits.weight)
+    return hypot(own, common.sigma / common.limits.weight)
 
 
 def blindness(
@@ -86,7 +87,7 @@ def blindness(
 ) -> Blind | None:
     """Why a slowdown of one of `ranks` would not be named after this `step`; None: it would be.
 
-    None during the warm-up, too: that is measuring.
+    None during the warm-up, too, and while noise is known from too few steps: that is measuring.
     """
     sensitivity = sensitivity_of(config, evidence, ranks)
     if sensitivity is None:
@@ -111,7 +112,7 @@ def blindness(
             "suspicion to fit it again"
         )
         return Blind(why=Blindness.STALE_MODEL, reason=reason)
-    if sensitivity.slowdown > config.blind_slowdown:
+    if sensitivity.slowdown > config.blind_slowdown and len(evidence.history) >= MEASURING_STEPS:
         sigma = sigma_of(config, evidence)
         reason = (
             f"only x{sensitivity.slowdown:.2f} would be seen within {steps} steps, beyond "
@@ -132,9 +133,13 @@ def _crossing(limits: Thresholds, sigma: float, steps: int, parts: int) -> float
     return min((unit * z for z, clip in needed if z < clip), default=inf)
 
 
-def _agreed(config: DetectorConfig, sigma: float, steps: int) -> float:
-    """The log slowdown on which the steps agree surely enough, and which is worth naming."""
-    return max(log(config.min_slowdown), config.min_sigmas * sigma / sqrt(steps))
+def _agreed(config: DetectorConfig, evidence: Evidence, sigma: float, steps: int) -> float:
+    """The log slowdown on which the steps agree surely enough."""
+    limits = limits_of(evidence)
+    at_most = sigma / limits.weight
+    if required_steps_factor(config, at_most) == 1:
+        return limits.least
+    return max(limits.least, config.min_sigmas * at_most / sqrt(steps))
 
 
 def _missing(evidence: Evidence, ranks: Sequence[int], steps: int) -> list[int]:

@@ -85,6 +85,8 @@ class CostModel:
         work = features / linear_s[:, None]
         if len(work) >= 3:
             work = work - np.median(work, axis=0)
+        elif len(work) == 2:
+            work = work - work[::-1]
         variance = np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0)
         if self.named is not None:
             variance += self.named.disagreement(features, linear_s) ** 2

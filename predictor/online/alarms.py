@@ -11,7 +11,11 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor.cost.features import StepSample
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.cusum import Charts
-from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
+from pacekeeper.predictor.online.microbatch_residuals import (
+    LEAST_PARTS,
+    MicrobatchResiduals,
+    even_log_ratios,
+)
 from pacekeeper.predictor.online.slowdown import (
     Slowdown,
     changed,
@@ -30,7 +34,8 @@ from pacekeeper.predictor.online.state import (
 )
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
-LEAST_PARTS = 4  # fewer micro-batches are no jury
+UNEVEN = 0.25  # of a slowdown: what a slower device does to micro-batches differs by less
+UNEVEN_SIGMAS = 3.0
 
 
 def raise_alarms(
@@ -38,22 +43,35 @@ def raise_alarms(
     evidence: Evidence,
     sample: StepSample,
     parts: MicrobatchResiduals | None,
+    least: float = 1.0,
 ) -> tuple[Evidence, tuple[Finding, ...]]:
-    """Name the ranks whose chart crossed, if it is worth it and not everybody's.
+    """Name the ranks whose chart crossed, unless most of them did.
 
-    Several steps must agree, or the micro-batches (`parts`) of the newest one.
+    Several steps must agree, or the micro-batches (`parts`) of the newest one; `least`: smallest
+    slowdown of interest.
     """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
     sigma = sigma_of(config, evidence)
+    least = max(least, exp(limits_of(evidence).least))
+    sure, at_most = 0.0, sigma / limits_of(evidence).weight
+    if required_steps_factor(config, at_most) > 1:  # the clock is noisy, or may well be
+        sure, sigma = config.min_sigmas, at_most
     found: dict[int, Slowdown] = {}
     for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
         doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
-        slowdown = measured(config, series_of(charts, int(i)), sigma=sigma, doubt=doubts)
+        slowdown = measured(
+            config,
+            series_of(charts, int(i)),
+            sigma=sigma,
+            doubt=doubts,
+            least=least,
+            sure=sure,
+        )
         if slowdown is None and parts is not None:
-            slowdown = _within_step(config, charts, parts, int(i), sigma)
+            slowdown = _within_step(config, charts, parts, int(i), sigma, least)
         if slowdown is not None:
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
@@ -62,7 +80,12 @@ def raise_alarms(
 
 
 def _within_step(
-    config: DetectorConfig, charts: Charts, parts: MicrobatchResiduals, i: int, sigma: float
+    config: DetectorConfig,
+    charts: Charts,
+    parts: MicrobatchResiduals,
+    i: int,
+    sigma: float,
+    least: float,
 ) -> Slowdown | None:
     """What the newest step's micro-batches agree on, as certain as several steps would be.
 
@@ -74,10 +97,26 @@ def _within_step(
     own, of_one = parts.log_ratio[:, i] - charts.baseline[i], sqrt(num_parts) * sigma
     # All of them, where the model knows the sum better than its parts; else those since an onset.
     whole, last = replace(config, min_steps=num_parts), replace(config, min_steps=LEAST_PARTS)
-    found = measured(whole, own, sigma=of_one, doubt=float(charts.doubt[i]))
+    found = measured(whole, own, sigma=of_one, doubt=float(charts.doubt[i]), least=least)
     if found is None:
-        found = measured(last, own, sigma=of_one, doubt=parts.doubt[:, i])
-    return found and Slowdown(value=found.value, num_steps=1, num_parts=found.num_steps)
+        found = measured(last, own, sigma=of_one, doubt=parts.doubt[:, i], least=least)
+    if found is None or _is_uneven(charts, parts, i, found.num_steps, of_one):
+        return None
+    return replace(found, num_steps=1, num_parts=found.num_steps)
+
+
+def _is_uneven(
+    charts: Charts, parts: MicrobatchResiduals, i: int, num_parts: int, sigma: float
+) -> bool:
+    """Do a rank's last micro-batches differ by more than one slowdown of all of them explains?"""
+    own, size = (
+        (parts.log_ratio[:, i] - charts.baseline[i])[-num_parts:],
+        parts.size[-num_parts:, i],
+    )
+    apart = own - even_log_ratios(own, size)
+    allowed = max(UNEVEN * float(np.median(own)), UNEVEN_SIGMAS * sigma)
+    allowed += float(parts.doubt[-num_parts:, i].mean())
+    return float(np.sqrt(np.mean(apart**2))) > allowed
 
 
 def _finding(
@@ -101,6 +140,7 @@ def _finding(
     is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
     own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
     onset = int(own_steps[-slowdown.num_steps])
+    low, high = slowdown.interval
     agreed = f"{slowdown.num_steps} steps since step {onset}"
     if slowdown.num_parts:
         agreed = f"{slowdown.num_parts} micro-batches of step {onset}"
@@ -118,7 +158,8 @@ def _finding(
         step=sample.step,
         reason=(
             f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
-            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {agreed}; {beside}"
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
+            f"median of {agreed}; {beside}"
         ),
     )
 

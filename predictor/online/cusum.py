@@ -19,6 +19,8 @@ WINDOW_STEPS = 32  # of recent log ratios kept
 WINDOW_PARTS = 32  # micro-batches kept, at the least those of the newest step
 CEILING = 2.0  # of the threshold: evidence of long ago must drain within a few steps
 QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt
+PACE_SPREAD = 0.02  # one sigma of the log paces of healthy ranks
+UNKNOWN_PACE = 3.0 * PACE_SPREAD  # what a rank may differ by that has no past of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +28,8 @@ class Charts:
     """Columns follow `ranks`, ascending; NaN where a rank had no record.
 
     `levels` [charts, ranks] in sigma, `peaks` their highest in the newest step. `baseline`: log
-    of the rank's own healthy pace.
+    of the rank's own healthy pace; `baseline_doubt`: what that may be wrong by, beyond what the
+    charts allow for.
     `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
     `recent_doubt`: what the model of the time may have been wrong by (log, at most).
     `doubt`: the same on the rank's newest work; `sample_doubt`: the mean of what was taken off the
@@ -39,6 +42,7 @@ class Charts:
     levels: Array
     peaks: Array
     baseline: Array
+    baseline_doubt: Array
     doubt: Array
     sample_doubt: Array
     recent: Array
@@ -52,7 +56,7 @@ def no_charts() -> Charts:
     none = np.zeros(0)
     return Charts(
         ranks=(), levels=np.zeros((len(REFERENCES), 0)), peaks=np.zeros((len(REFERENCES), 0)),
-        baseline=none, doubt=none, sample_doubt=none,
+        baseline=none, baseline_doubt=none, doubt=none, sample_doubt=none,
         recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
         recent_parts=np.zeros((0, 0)),
     )  # fmt: skip
@@ -131,15 +135,22 @@ def suspicion(limits: Thresholds, charts: Charts) -> Array:
     return highest
 
 
-def rebased(charts: Charts, baseline: Array) -> Charts:
+def rebased(charts: Charts, baseline: Array, doubt: Array) -> Charts:
     """The charts with another baseline; what is recent is told beside the new one."""
     shift = charts.baseline - baseline
     return replace(
         charts,
         baseline=baseline,
+        baseline_doubt=doubt,
         recent=charts.recent + shift,
         recent_parts=charts.recent_parts + shift,
     )
+
+
+def on_new_layout(charts: Charts) -> Charts:
+    """The charts of ranks whose pace on their new work is not known yet."""
+    doubt = np.maximum(charts.baseline_doubt, UNKNOWN_PACE)
+    return replace(charts, baseline_doubt=doubt)
 
 
 def with_ranks(charts: Charts, ranks: Collection[int]) -> Charts:
@@ -170,6 +181,7 @@ def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
         levels=pick(charts.levels, 0.0),
         peaks=pick(charts.peaks, 0.0),
         baseline=pick(charts.baseline, 0.0),
+        baseline_doubt=pick(charts.baseline_doubt, UNKNOWN_PACE),
         doubt=pick(charts.doubt, 0.0),
         sample_doubt=pick(charts.sample_doubt, 0.0),
         recent=pick(charts.recent, np.nan),

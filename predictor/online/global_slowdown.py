@@ -27,6 +27,9 @@ LEAST_RANKS = 2  # of which both must be slow; one alone is judged as itself
 MIN_STEPS = 4  # that must agree: everybody waits for the host now and then
 HELD_STEPS = 32  # for which a rise is not learnt: what is worth naming is named by then
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
+LEAST_SLOWDOWN = 1.10  # of all ranks together: what they share wanders
+LEAST_STEPS = 12  # of a layout that say what is health on it
+SIGMA_FLOOR = 0.015
 NOBODY = (0,)  # the one column of the chart is no rank's
 
 
@@ -106,7 +109,14 @@ def update_global_slowdown(
         return _looked_again(config, pace, series, sigma, doubt)
     if suspicion < 1.0:
         return pace, NO_NEWS
-    slowdown = measured(config, series, sigma=sigma, doubt=charts.recent_doubt[:, 0])
+    slowdown = measured(
+        config,
+        series,
+        sigma=sigma,
+        doubt=charts.recent_doubt[:, 0],
+        least=LEAST_SLOWDOWN,
+        sure=config.min_sigmas,
+    )
     if slowdown is None:
         return pace, NO_NEWS
     found = _finding(charts, sample, slowdown, len({*sample.ranks} - {*slow}))
@@ -140,7 +150,7 @@ def settled(
     own = [sample for sample in history if sample.generation == generation][-LEVEL_STEPS:]
     told = [_common_ratio(model, sample, ()) for sample in own]
     ratios = np.array([ratio for ratio in told if ratio is not None])
-    if len(ratios) < config.warmup_steps:
+    if len(ratios) < max(LEAST_STEPS, config.warmup_steps):
         return pace
     repeated = autocorrelation(ratios[:, None])
     weight = whitened_shift(1.0, repeated) if repeated > WHITEN_ABOVE else 1.0
@@ -148,7 +158,7 @@ def settled(
         pace,
         limits=replace(limits, weight=weight),
         reference=float(np.median(ratios)),
-        sigma=max(config.sigma_floor, _scale_of(ratios)),
+        sigma=max(SIGMA_FLOOR, _scale_of(ratios)),
         work=np.mean([_work_of(model, sample) for sample in own], axis=0),
     )
 

@@ -19,6 +19,9 @@ from pacekeeper.predictor.online.update import update_evidence
 
 REST_STEPS = 64  # newest steps that say what steps take beside their input
 MIN_STEPS = 4  # that must agree: loaders stall now and then
+MIN_SLOWDOWN = 1.10  # of a step by its input: waits wander more than computing
+WARMUP_STEPS = 12  # that show how waits vary
+SIGMA_FLOOR = 0.015
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +68,13 @@ def update_inputs(
         features=features,
         observed_s=1.0 + input_s / usual_s,
     )
-    config = replace(config, min_steps=max(MIN_STEPS, config.min_steps))
-    evidence, judgement = update_evidence(config, inputs.evidence, sample)
+    config = replace(
+        config,
+        warmup_steps=max(WARMUP_STEPS, config.warmup_steps),
+        sigma_floor=max(SIGMA_FLOOR, config.sigma_floor),
+        min_steps=max(MIN_STEPS, config.min_steps),
+    )
+    evidence, judgement = update_evidence(config, inputs.evidence, sample, least=MIN_SLOWDOWN)
     waited_s = dict(zip(ranks, input_s.tolist(), strict=True))
     findings = tuple(
         _of_rank(finding, waited_s[finding.rank], float(np.median(input_s)))

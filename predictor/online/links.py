@@ -19,6 +19,8 @@ from pacekeeper.predictor.offline.collective_stragglers import MIN_SLOWDOWN, MIN
 from pacekeeper.predictor.online.state import Evidence, Judgement
 from pacekeeper.predictor.online.update import update_evidence
 
+WARMUP_STEPS = 12  # that show how transfers vary
+SIGMA_FLOOR = 0.015
 ALIKE = 1.15  # slowdowns of one cause differ by this factor at most
 
 
@@ -146,11 +148,12 @@ def update_links(
     """
     config = replace(
         config,
-        min_slowdown=max(MIN_SLOWDOWN, config.min_slowdown),
+        warmup_steps=max(WARMUP_STEPS, config.warmup_steps),
+        sigma_floor=max(SIGMA_FLOOR, config.sigma_floor),
         recover_slowdown=max(RECOVERED, config.recover_slowdown),
         min_steps=max(MIN_STEPS, config.min_steps),
     )
-    evidence, judgement = update_evidence(config, evidence, sample)
+    evidence, judgement = update_evidence(config, evidence, sample, least=MIN_SLOWDOWN)
     ratios = {rank: evidence.slow.get(rank, 1.0) for rank in sample.ranks}
     findings = tuple(
         _of_link(finding, sample, ratios, node_of)

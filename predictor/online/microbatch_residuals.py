@@ -14,20 +14,50 @@ from pacekeeper.predictor.cost.model import CostModel
 from pacekeeper.predictor.stats.peers import relative_to_peers
 
 LEAST_RATIO = 0.05  # a micro-batch can be so much quicker than expected, no more
+LEAST_PARTS = 4  # fewer micro-batches are no jury
+CLIP = 2.0  # sigmas of one that it may stand apart from the middle of its step (Huber)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicrobatchResiduals:
-    """Of each micro-batch [parts, ranks]: log ratio beside the peers, one sigma of model doubt."""
+    """Of each micro-batch [parts, ranks]: log ratio beside the peers, one sigma of model doubt, and
+    the expected time in units of the rank's mean (NaN where there is no record).
+    """
 
     log_ratio: Array
     doubt: Array
+    size: Array
 
     def at(self, positions: Positions, num_ranks: int) -> "MicrobatchResiduals":
         """The same among `num_ranks` columns, at `positions` [ranks]; NaN in all others."""
-        full = np.full((2, len(self.log_ratio), num_ranks), np.nan)
-        full[:, :, positions] = self.log_ratio, self.doubt
-        return MicrobatchResiduals(log_ratio=full[0], doubt=full[1])
+        full = np.full((3, len(self.log_ratio), num_ranks), np.nan)
+        full[:, :, positions] = self.log_ratio, self.doubt, self.size
+        return MicrobatchResiduals(log_ratio=full[0], doubt=full[1], size=full[2])
+
+    def clipped(self, sigma: float) -> "MicrobatchResiduals":
+        """The same, each drawn to the middle of its rank's step: a slower device slows all of them,
+        a hiccup of the host some. `sigma`: of one.
+        """
+        if len(self.log_ratio) < LEAST_PARTS:
+            return self
+        even = even_log_ratios(self.log_ratio, self.size)
+        apart = np.clip(self.log_ratio - even, -CLIP * sigma, CLIP * sigma)
+        return MicrobatchResiduals(log_ratio=even + apart, doubt=self.doubt, size=self.size)
+
+    @property
+    def of_step(self) -> Array:
+        """Log ratio of all micro-batches together [ranks]."""
+        together: Array = np.log(np.exp(self.log_ratio).mean(axis=0))
+        return together
+
+
+def even_log_ratios(log_ratio: Array, size: Array) -> Array:
+    """What micro-batches of these sizes show [parts, ...] if all are slower by the same factor, the
+    middle one of theirs.
+    """
+    slower = np.median(np.expm1(log_ratio) / size, axis=0)
+    even: Array = np.log(np.maximum(1.0 + size * slower, LEAST_RATIO))
+    return even
 
 
 def microbatch_residuals(
@@ -45,4 +75,8 @@ def microbatch_residuals(
     ratio = np.maximum(1.0 + (parts.observed_s - expected_s) / mean_s, LEAST_RATIO)
     is_witness = ~np.isin(sample.ranks, list(slow)) if slow else None
     doubt = np.stack([model.doubt(work) for work in parts.features]) * expected_s / mean_s
-    return MicrobatchResiduals(log_ratio=relative_to_peers(np.log(ratio), is_witness), doubt=doubt)
+    return MicrobatchResiduals(
+        log_ratio=relative_to_peers(np.log(ratio), is_witness),
+        doubt=doubt,
+        size=expected_s / mean_s,
+    )

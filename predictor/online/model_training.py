@@ -6,16 +6,19 @@ from math import log
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.predictor.cost.features import Flags, StepSample
-from pacekeeper.predictor.cost.model import fit
+from pacekeeper.predictor.cost.features import Array, Flags, StepSample
+from pacekeeper.predictor.cost.model import fit, residual_table
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.global_slowdown import healthy, settled
 from pacekeeper.predictor.online.state import Evidence, among, limits_of
 from pacekeeper.predictor.online.thresholds import thresholds
+from pacekeeper.predictor.stats.cusum_design import REFERENCES
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 
 REFIT_PERIOD_STEPS = 32
 NEW_LAYOUT_REFITS = (4, 8, 16)  # steps after a new layout: it teaches what the old one could not
-TRUSTED_WARMUPS = 2  # a history as long as so many warm-ups may correct an unlucky sigma downwards
+MAX_OWN_PACE = log(1.10)  # further from its peers a rank is not healthy, whatever its past
+LAYOUT_SPREAD = 0.01  # one sigma of what a rank's pace beside its peers changes by on new work
 MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
 
 
@@ -45,28 +48,27 @@ def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evi
     is_new = evidence.layout_steps in NEW_LAYOUT_REFITS and evidence.generation > 1
     if not due and not is_new:
         return evidence
-    return refitted(
-        config, evidence, may_shrink=len(history) >= TRUSTED_WARMUPS * config.warmup_steps
-    )
+    return refitted(config, evidence)
 
 
-def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) -> Evidence:
-    """Fit to the history. A small own pace of a rank is its health, a large one is not."""
-    model = fit(evidence.history, config.cost_model)
-    if not may_shrink and evidence.model is not None:
-        model = replace(model, sigma=max(model.sigma, evidence.model.sigma))
-    limit = log(config.min_slowdown)
-    charts = cusum.with_ranks(evidence.charts, tuple(model.multipliers))
-    own = [log(model.multipliers.get(rank, 1.0)) for rank in charts.ranks]
-    is_known = among(charts.ranks, model.multipliers)
-    baseline = np.where(is_known, np.where(np.abs(own) < limit, own, 0.0), charts.baseline)
-    charts = cusum.rebased(charts, baseline)
+def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
+    """Fit the cost model, the ranks' healthy paces and the thresholds to the history."""
+    history = evidence.history
+    model = fit(history, config.cost_model)
+    sigma = max(config.sigma_floor, model.sigma)
+    residuals, ranks = residual_table([model.expected_s(s.features) for s in history], history)
+    is_present = np.array([sample.generation == evidence.generation for sample in history])
+    charts = cusum.with_ranks(evidence.charts, ranks)
+    at = np.searchsorted(charts.ranks, ranks)
+    baseline, doubt = charts.baseline.copy(), charts.baseline_doubt.copy()
+    baseline[at], doubt[at] = _own_pace(residuals, is_present, sigma)
+    charts = cusum.rebased(charts, baseline, doubt)
     is_trusted = ~among(charts.ranks, evidence.slow)
     limits = thresholds(
         config.false_alarms_per_job_day,
-        evidence.history,
-        sigma=max(config.sigma_floor, model.sigma),
-        residuals=charts.recent[:, is_trusted],
+        history,
+        sigma=sigma,
+        residuals=residuals - baseline[at],
         parts=charts.recent_parts[:, is_trusted] if charts.num_parts > 1 else None,
         parts_per_step=charts.num_parts,
     )
@@ -82,6 +84,34 @@ def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) ->
         steps_since_fit=0,
         fitted_steps=len(evidence.history),
     )
+
+
+def _own_pace(residuals: Array, is_present: Flags, sigma: float) -> tuple[Array, Array]:
+    """Each rank's healthy log pace beside its peers, and what it may be wrong by [ranks].
+
+    By its median on the present layout, drawn to that on all layouts while there are few steps; the
+    doubt is three standard errors, less what the charts allow for in any case.
+
+    Args:
+        residuals: log ratios [steps, ranks].
+        is_present: which steps ran on the present layout [steps].
+        sigma: one sigma of a step.
+    """
+    on_all = np.nan_to_num(column_medians(residuals))
+    own = residuals[is_present]
+    count = np.isfinite(own).sum(axis=0)
+    here = np.nan_to_num(column_medians(own)) if len(own) else on_all
+    is_first = is_present.all()
+    spread = cusum.PACE_SPREAD if is_first else LAYOUT_SPREAD
+    prior = np.zeros_like(on_all) if is_first else on_all
+    error = MEDIAN_ERROR * sigma / np.sqrt(np.maximum(count, 1))
+    part = np.where(count > 0, spread**2 / (spread**2 + error**2), 0.0)
+    pace = part * here + (1.0 - part) * prior
+    unknown = np.where(count > 0, error * np.sqrt(part), cusum.PACE_SPREAD)
+    doubt = np.maximum(
+        0.0, cusum.UNKNOWN_PACE / cusum.PACE_SPREAD * unknown - REFERENCES[0] * sigma
+    )
+    return np.where(np.abs(here) < MAX_OWN_PACE, pace, 0.0), doubt
 
 
 def only(sample: StepSample, kept: Flags) -> StepSample:

@@ -1,7 +1,8 @@
-"""How slow is one rank, is it still, is it otherwise: rules on its recent log ratios. Pure.
+"""Estimates on the recent log ratios of one rank: how slow it is, whether it still is. Pure.
 
-All work on medians over several steps, so that neither a wild sample nor the mixed step in which
-a fault begins or ends decides anything; the noisier the clock, the more steps they ask for.
+Whether a rank is slow at all is decided by its chart (`cusum.py`). All estimates are medians over
+several steps, so that neither a wild sample nor the mixed step in which a fault begins or ends
+decides anything; the noisier the clock, the more steps they need.
 """
 
 from dataclasses import dataclass
@@ -17,18 +18,28 @@ DISSENT = 5  # one step in so many may contradict
 PARTIAL_SIGMAS = 4.0  # a first step this far below the next ones saw only part of the fault
 APART_SIGMAS = 3.0  # two levels are two if they differ by this many standard errors
 CHANGE_WORTH_TELLING = 1.10
+TWO_SIDED = 1.96  # sigmas of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """What `num_steps` steps agree on; they are the last ones of the series.
+    """The slowdown that the last `num_steps` steps of a series agree on.
 
-    `num_parts`: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
+    Attributes:
+        error: one sigma of its log, with a third of the model's doubt.
+        num_parts: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
     """
 
     value: float
     num_steps: int
+    error: float = 0.0
     num_parts: int = 0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Least and most, with 95 % confidence."""
+        reach = exp(TWO_SIDED * self.error)
+        return self.value / reach, self.value * reach
 
 
 def required_steps_factor(config: DetectorConfig, sigma: float) -> int:
@@ -37,29 +48,46 @@ def required_steps_factor(config: DetectorConfig, sigma: float) -> int:
 
 
 def measured(
-    config: DetectorConfig, log_ratios: Array, *, sigma: float, doubt: float | Array
+    config: DetectorConfig,
+    log_ratios: Array,
+    *,
+    sigma: float,
+    doubt: float | Array,
+    least: float = 1.0,
+    sure: float = 0.0,
 ) -> Slowdown | None:
-    """The slowdown that the last steps agree on, if it is worth naming and beyond chance and doubt.
+    """Estimate the slowdown that the last steps agree on.
 
-    `doubt`: of each step, as of the model that judged it; one fitted since knows better, but the
-    log ratios are still beside the old one. Takes the run of last steps that says so most strongly:
-    so long as the fault, no longer. None while there is none, or where the first of too few steps
-    may have seen the fault in part only.
+    Takes the run of last steps that says so most strongly: so long as the fault, no longer.
+
+    Args:
+        config: settings of the detector.
+        log_ratios: log(observed / expected) of one rank [steps], newest last.
+        sigma: one sigma of a step.
+        doubt: what the model may have been wrong by, of each step, as it was when that was judged.
+        least: smallest slowdown of interest.
+        sure: standard errors that it must stand above health.
+
+    Returns:
+        None where no run of steps agrees, or where the first of too few steps may have seen the
+        fault in part only.
     """
     needed = config.min_steps * required_steps_factor(config, sigma)
     doubts = np.broadcast_to(doubt, log_ratios.shape)
-    best, most = None, config.min_sigmas * sigma
+    best, most, unsure = None, sure * sigma, 0.0
     for count in range(needed, len(log_ratios) + 1):
-        strength = _strength(config, log_ratios[-count:], float(doubts[-count:].max()))
-        if strength >= most:
-            best, most = log_ratios[-count:], strength
+        unknown = float(doubts[-count:].max())
+        strength = _strength(log_ratios[-count:], unknown, log(least))
+        if strength > most:
+            best, most, unsure = log_ratios[-count:], strength, unknown
     if best is None:
         return None
     if len(best) > 1 and best[0] < float(np.median(best[1:])) - PARTIAL_SIGMAS * sigma:
         best = best[1:]
     if len(best) < needed:
         return None
-    return Slowdown(value=exp(float(np.median(best))), num_steps=len(best))
+    error = sqrt((MEDIAN_ERROR * sigma) ** 2 / len(best) + (unsure / APART_SIGMAS) ** 2)
+    return Slowdown(value=exp(float(np.median(best))), num_steps=len(best), error=error)
 
 
 def is_over(
@@ -71,7 +99,8 @@ def is_over(
     What the model's doubt explains accuses nobody here either: on a layout that it has not seen, a
     healthy rank may look slow for ever, and only the layout from before could clear it.
     """
-    back, ill = log(config.recover_slowdown), log(max(slowdown, config.min_slowdown))
+    ill = log(slowdown)
+    back = min(log(config.recover_slowdown), 0.5 * ill)
     gap = ill - back
     needed = config.recover_steps * required_steps_factor(config, sigma)
     count = max(needed, min(len(log_ratios), ceil((4.0 * sigma / gap) ** 2))) if gap > 0 else needed
@@ -90,21 +119,21 @@ def changed(
 ) -> float | None:
     """The new slowdown of an open finding, if it has settled on a clearly different one.
 
-    Near health it takes four times the steps, and `min_slowdown` is the least: a rank on its way
-    back must not be told as hardly slow, from where its recovery could not be told any more.
+    Near health it takes four times the steps: a rank on its way back must not be reported as
+    hardly slow, from where its recovery could not be seen any more.
     """
+    back = log(config.recover_slowdown)
     for patient in (1, 4):
         count = patient * config.measure_steps * required_steps_factor(config, sigma)
         if len(log_ratios) < count:
             return None
         last = log_ratios[-count:]
         now, error = float(np.median(last)), MEDIAN_ERROR * sigma / sqrt(count)
-        is_clearly_slow = now >= log(config.min_slowdown) + 2.0 * error
+        is_clearly_slow = now >= 2.0 * back + 2.0 * error
         if is_clearly_slow or patient > 1:
             break
-    if now < log(config.recover_slowdown) + doubt:
+    if now < back + doubt:
         return None
-    now = max(now, log(config.min_slowdown))
     if abs(now - log(slowdown)) < log(CHANGE_WORTH_TELLING) + max(doubt, 2.0 * error):
         return None
     # Both halves on one level: in the middle of a change a median would tell something between.
@@ -114,13 +143,13 @@ def changed(
     return exp(now)
 
 
-def _strength(config: DetectorConfig, run: Array, doubt: float) -> float:
+def _strength(run: Array, doubt: float, least: float) -> float:
     """What a run of steps says beyond the doubt: its lower median times sqrt(steps).
 
-    0 unless all steps but one in five are above half of a median that is worth naming.
+    0 unless all steps but one in five are above half of a median that exceeds doubt and `least`.
     """
     middle = float(np.median(run))
-    if middle - doubt < log(config.min_slowdown) or run[0] < 0.5 * middle:
+    if middle - doubt < least or run[0] < 0.5 * middle:
         return 0.0
     if int((run < 0.5 * middle).sum()) > len(run) // DISSENT:
         return 0.0

@@ -6,7 +6,7 @@ model can not know of work it has never seen accuses nobody.
 """
 
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 
 import numpy as np
 
@@ -41,12 +41,21 @@ from pacekeeper.predictor.online.state import (
 
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
+WANDER = 0.004  # of healthy ranks beside each other: repeated runs of one GPU differ by as much
 
 
 def update_evidence(
-    config: DetectorConfig, evidence: Evidence, sample: StepSample
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, *, least: float = 1.0
 ) -> tuple[Evidence, Judgement]:
-    """Take in one complete step. O(ranks log ranks) array work, no loop over healthy ranks."""
+    """Take in one complete step. O(ranks log ranks) array work, no loop over healthy ranks.
+
+    Args:
+        config: settings of the detector.
+        evidence: what it knows of the role.
+        sample: the step.
+        least: smallest slowdown that is named, where a clock knows no better; 1.0: what is
+            significant.
+    """
     is_new_layout = evidence.generation not in (0, sample.generation)
     evidence = replace(
         evidence,
@@ -55,17 +64,17 @@ def update_evidence(
         layout_steps=0 if is_new_layout else evidence.layout_steps + 1,
     )
     if evidence.model is None:
-        return _warm_up(config, evidence, sample, is_new_layout)
+        return _warm_up(config, evidence, sample, is_new_layout, least)
     evidence, sample = _without_newcomers(config, evidence, sample)
     evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, sample.ranks))
     if is_new_layout:
         common = evidence.common and on_new_layout(evidence.common)
-        evidence = replace(evidence, common=common)
+        evidence = replace(evidence, common=common, charts=cusum.on_new_layout(evidence.charts))
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
         return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
     evidence, parts = _charted(config, evidence, sample)
     evidence, recovered, remeasured = update_alarms(config, evidence)
-    evidence, findings = raise_alarms(config, evidence, sample, parts)
+    evidence, findings = raise_alarms(config, evidence, sample, parts, least)
     evidence, news = _paced(config, evidence, sample)
     evidence = learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
@@ -92,7 +101,11 @@ def _without_newcomers(
 
 
 def _warm_up(
-    config: DetectorConfig, evidence: Evidence, sample: StepSample, is_new_layout: bool
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    is_new_layout: bool,
+    least: float,
 ) -> tuple[Evidence, Judgement]:
     """Collect steps; after the last one fit, and play them through the charts.
 
@@ -112,11 +125,11 @@ def _warm_up(
     if evidence.common is not None:
         trusted = tuple(healthy(evidence.common, s) for s in trusted)
     evidence = replace(evidence, warmup=(), history=trusted)
-    evidence = refitted(config, evidence, may_shrink=True)
+    evidence = refitted(config, evidence)
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
         evidence, parts = _charted(config, evidence, past)
-    evidence, findings = raise_alarms(config, evidence, sample, parts)
+    evidence, findings = raise_alarms(config, evidence, sample, parts, least)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
 
@@ -127,23 +140,26 @@ def _charted(
     """The step put into the charts, and what its micro-batches said on the way."""
     model, charts = model_of(evidence), evidence.charts
     ratio = log_ratios(model, sample, evidence.slow)
-    doubt = DOUBTS * model.doubt(sample.features)
+    own = np.searchsorted(charts.ranks, sample.ranks)
+    known = WANDER + charts.baseline_doubt[own]
+    doubt = known + DOUBTS * model.doubt(sample.features)
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        parts = replace(parts, doubt=DOUBTS * parts.doubt)
+        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
-        at = np.searchsorted(charts.ranks, sample.ranks)
-        ratio, doubt = _scattered(ratio, at, charts), _scattered(doubt, at, charts)
-        parts = parts and parts.at(at, len(charts.ranks))
+        ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
+        parts = parts and parts.at(own, len(charts.ranks))
+    sigma = sigma_of(config, evidence)
+    clipped = parts and parts.clipped(sqrt(len(parts.log_ratio)) * sigma)
     charts = cusum.advance(
         limits_of(evidence),
         charts,
         step=sample.step,
-        log_ratio=ratio,
+        log_ratio=ratio if clipped is None else clipped.of_step,
         doubt=doubt,
-        sigma=sigma_of(config, evidence),
+        sigma=sigma,
         is_open=among(charts.ranks, evidence.slow),
-        parts=parts,
+        parts=clipped,
     )
     return replace(evidence, charts=charts), parts
 

@@ -23,7 +23,10 @@ MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in d
 # Half of the shifts to be found soon, in sigma: within 12 % of the best delay from 1 to 5 sigma.
 REFERENCES = (0.5, 1.25, 2.25)
 CLIPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # a law chooses among them
-SEEN_BEYOND = 20  # healthy samples that must lie beyond a clip: no tail is made up
+SEEN_BEYOND = 20  # healthy samples that say how far a tail reaches; beyond it is exponential
+EXCESSES = 100  # samples whose mean excess is the scale of that
+TAIL_SCALES = 30.0  # of it that the table goes on for
+TAIL_POINTS = 200
 HEAVIER = 1.1  # than the normal law's furthest sample: three standard errors of that quantile
 LEAST_HISTORY = 2_000  # healthy samples below which a law of one's own says too little
 LAW_POINTS = 2_001  # of an empirical law's table, and as many again in its upper tail
@@ -75,6 +78,9 @@ def gaussian() -> ResidualDistribution:
 def empirical(residuals: Array) -> ResidualDistribution:
     """The law of healthy standardised residuals [samples]; a table of few thousand points.
 
+    What hardly any sample shows is taken from the mean excess of the largest ones (exponential
+    tail): a heavier one would raise more false alarms than asked for.
+
     Raises ValueError for less than LEAST_HISTORY finite values.
     """
     values = np.sort(residuals[np.isfinite(residuals)])
@@ -84,7 +90,14 @@ def empirical(residuals: Array) -> ResidualDistribution:
     bulk = np.linspace(0, count - 1, min(count, LAW_POINTS))
     tail = np.linspace(count - count // 50, count - 1, min(count // 50, LAW_POINTS))
     kept = np.unique(np.concatenate([bulk, tail]).astype(np.intp))
-    return ResidualDistribution(at=values[kept], below=(kept + 0.5) / count, num_seen=count)
+    furthest = count - SEEN_BEYOND
+    kept = kept[kept <= furthest]
+    scale = float((values[-EXCESSES:] - values[-EXCESSES]).mean())
+    beyond = np.linspace(0.0, TAIL_SCALES, TAIL_POINTS + 1)[1:]
+    at = np.concatenate([values[kept], values[furthest] + scale * beyond])
+    above = SEEN_BEYOND / count * np.exp(-beyond)
+    below = np.concatenate([(kept + 0.5) / count, 1.0 - above])
+    return ResidualDistribution(at=at, below=below, num_seen=count)
 
 
 def samples_between_alarms(
@@ -160,9 +173,9 @@ def chart_rules(
 ) -> tuple[ChartRule, ...]:
     """Charts that together have `samples` between two false alarms, each with the soonest clip.
 
-    Each gets the same part of the rate. Of the clips that the law has seen samples beyond, a chart
-    takes the one with which it finds its own shift (2 k) soonest; a formula's tail is known, so it
-    has no other clip than the highest. Raises ValueError as `threshold` does.
+    Each gets the same part of the rate, and takes the clip with which it finds its own shift (2 k)
+    soonest; a formula's tail is known, so it has no other clip than the highest. Raises ValueError
+    as `threshold` does.
     """
     own = samples * len(references)
     return tuple(_soonest(law, k, samples=own, clips=clips) for k in references)
@@ -171,22 +184,15 @@ def chart_rules(
 def _soonest(
     law: ResidualDistribution, k: float, *, samples: float, clips: Sequence[float]
 ) -> ChartRule:
-    usable = _usable(law, k, clips)
-    if not usable:  # narrower than the chart looks: the normal law bounds it from above
-        law, usable = gaussian(), [min(clip for clip in clips if clip > k)]
+    usable = [clip for clip in clips if clip > k] if law.num_seen else [max(clips)]
+    if law.num_seen and _furthest_seen(law) <= k:  # narrower than the chart looks
+        law, usable = gaussian(), usable[:1]  # the normal law bounds it from above
     candidates = [
         ChartRule(k=k, clip=clip, h=threshold(law, k=k, clip=clip, samples=samples))
         for clip in usable
     ]
     slow = law.shifted(2.0 * k)
     return min(candidates, key=lambda r: mean_run_length(slow, k=r.k, clip=r.clip, h=r.h))
-
-
-def _usable(law: ResidualDistribution, k: float, clips: Sequence[float]) -> list[float]:
-    """Clips above k that the law has seen samples beyond; of a formula the highest."""
-    if not law.num_seen:
-        return [max(clips)]
-    return [clip for clip in clips if k < clip <= _furthest_seen(law)]
 
 
 def _furthest_seen(law: ResidualDistribution) -> float:

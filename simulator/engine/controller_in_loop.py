@@ -26,6 +26,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
+from pacekeeper.simulator.engine.detection_model import WANTED_SLOWDOWN, WARM_STEPS
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 from pacekeeper.simulator.jobs.pipeline import PipelineJob
 
@@ -115,7 +116,7 @@ class Watcher:
         if key not in _WARM:
             watched = self.joined(Watched(), devices)
             detector = self.config.detector
-            for _ in range(detector.skip_steps + detector.warmup_steps):
+            for _ in range(detector.skip_steps + max(WARM_STEPS, detector.warmup_steps)):
                 watched = self.observed(watched, partition, {})
             if len(_WARM) == MOST_WARM:
                 del _WARM[next(iter(_WARM))]
@@ -168,9 +169,7 @@ class Watcher:
             before = {d: 1.0 / slowdown for d, slowdown in watched.slow.items()}
             watched = self.observed(watched, partition, before)
         working = set(partition.ranks)
-        wanted = {
-            d for d, pace in speed.items() if d in working and 1.0 / pace >= detector.min_slowdown
-        }
+        wanted = {d for d, pace in speed.items() if d in working and 1.0 / pace >= WANTED_SLOWDOWN}
         # Of ranks that are known already it has to measure anew how slow they are.
         least = detector.measure_steps if wanted == set(watched.slow) else 1
         for number in range(1, MOST_STEPS + 1):

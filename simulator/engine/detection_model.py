@@ -21,6 +21,8 @@ from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 
 MOST_STEPS = 200  # watched after a change: what is not seen by then, is not
+WARM_STEPS = 12  # that the job has run healthily before a change
+WANTED_SLOWDOWN = 1.05  # from which on a slow rank is waited for
 JITTER = 0.02  # of a step; Perseus' healthy repeats differ by 0.2-0.4 %
 
 Array = npt.NDArray[np.float64]
@@ -58,11 +60,11 @@ def simulate_detection(
     wanted = {
         rank
         for rank, slowdown in zip(layout.ranks, after.tolist(), strict=True)
-        if slowdown >= config.min_slowdown
+        if slowdown >= WANTED_SLOWDOWN
     }
     evidence = restore(known)
     dearer: Array | float = 1.0
-    num_warm = config.skip_steps + config.warmup_steps
+    num_warm = config.skip_steps + max(WARM_STEPS, config.warmup_steps)
     most = num_warm + MOST_STEPS
     for step in range(most):
         slowdown = before if step < num_warm else after

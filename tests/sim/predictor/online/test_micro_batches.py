@@ -81,7 +81,6 @@ def test_two_micro_batches_of_a_step_are_no_jury() -> None:
     evidence, judgement = update_evidence(
         CONFIG, evidence, job.next({1: 3.0}, slow_from_part=PARTS - 2)
     )
-    assert judgement.suspicion[1] > 1.0
     assert judgement.findings == ()
 
 

@@ -38,7 +38,7 @@ def test_healthy_says_what_it_would_see() -> None:
     driver = healthy()
     sensitivity = driver.job.coverage.sensitivity
     assert sensitivity is not None
-    assert 1.10 < sensitivity.slowdown < 1.25
+    assert 1.02 < sensitivity.slowdown < 1.10
     assert f"able to see x{sensitivity.slowdown:.2f} within 10 steps" in driver.job.coverage.reason
 
 
@@ -98,12 +98,12 @@ def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> Non
     driver = healthy()
     train(driver, WARM, WARM + 12, slow=2)
     assert state_of(driver) == (CoverageState.DEGRADED, None)
-    config = replace(driver.config.detector, blind_slowdown=1.11)
+    config = replace(driver.config.detector, recover_slowdown=1.01, blind_slowdown=1.02)
     driver.config = replace(driver.config, detector=config)
     last = driver.job.progress.step
     driver.report(*step(last + 1, slow=2))
     assert state_of(driver) == (CoverageState.DEGRADED, Blindness.NOISE)
-    assert "x1.11" in driver.job.coverage.reason
+    assert "x1.02" in driver.job.coverage.reason
 
 
 def with_canaries() -> ControllerConfig:

@@ -6,7 +6,7 @@ import pytest
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
-from pacekeeper.predictor.online.thresholds import Thresholds, thresholds
+from pacekeeper.predictor.online.thresholds import START_STEPS, Thresholds, thresholds
 from pacekeeper.predictor.stats.cusum_design import LEAST_HISTORY
 
 RANKS, PARTS, SIGMA, STEP_S = 4_000, 8, 0.02, 0.5
@@ -20,11 +20,11 @@ def limits(*, rate: float, parts: Array | None = None, parts_per_step: int = PAR
         features=np.ones((RANKS, len(FEATURES))),
         observed_s=np.full(RANKS, STEP_S),
     )
-    # Too few steps to say how they follow each other.
-    residuals = np.zeros((0, RANKS)) if parts is None else np.full((1, RANKS), 0.0)
+    # Enough to know sigma, too few to say their law.
+    residuals = np.random.default_rng(0).normal(0.0, SIGMA, (4_000, 4))
     return thresholds(
         rate,
-        [sample],
+        [sample] * START_STEPS,
         sigma=SIGMA,
         residuals=residuals,
         parts=parts,
@@ -33,7 +33,9 @@ def limits(*, rate: float, parts: Array | None = None, parts_per_step: int = PAR
 
 
 def fold(rules: Thresholds, charts: cusum.Charts, step: int, parts: Array) -> cusum.Charts:
-    ratios = MicrobatchResiduals(log_ratio=parts, doubt=np.zeros_like(parts))
+    ratios = MicrobatchResiduals(
+        log_ratio=parts, doubt=np.zeros_like(parts), size=np.ones_like(parts)
+    )
     return cusum.advance(
         rules,
         charts,

@@ -25,12 +25,11 @@ def series(*ratios: float) -> np.ndarray:
         pytest.param([1.6, 1.0], QUIET, 0.0, None, 0, id="a single wild step is not"),
         pytest.param([1.25, 1.6], QUIET, 0.0, None, 0, id="begun in mid-step: wait for one more"),
         pytest.param([1.25, 1.6, 1.6], QUIET, 0.0, 1.6, 2, id="the mixed step does not count"),
-        pytest.param([1.08] * 20, QUIET, 0.0, None, 0, id="too little to be worth naming"),
+        pytest.param([0.97, *[1.03] * 20], QUIET / 5, 0.0, 1.03, 20, id="a small one, for long"),
         pytest.param([1.2, 1.2], QUIET, 0.0, 1.2, 2, id="a small one of a quiet device"),
         pytest.param([1.6, 1.6, 1.6], NOISY, 0.0, None, 0, id="a noisy clock must show more"),
         pytest.param([1.6] * 4, NOISY, 0.0, 1.6, 4, id="twice as many"),
         pytest.param([1.6, 1.6, 0.98, 1.6, 1.6], NOISY, 0.0, 1.6, 5, id="one in five may dissent"),
-        pytest.param([1.2] * 4, NOISY, 0.0, None, 0, id="small and noisy: not yet"),
         pytest.param([1.2] * 12, NOISY, 0.0, 1.2, 12, id="small and noisy, but for long"),
         pytest.param([1.3] * 6, QUIET, 0.3, None, 0, id="what the model may be wrong by"),
         pytest.param([1.6] * 6, QUIET, 0.3, 1.6, 6, id="more than it may be wrong by"),
@@ -80,7 +79,7 @@ def test_a_finding_is_over_when_its_rank_is_clearly_back(
         pytest.param([1.65] * 9, None, id="not worth telling"),
         pytest.param([1.0] * 9, None, id="healthy is a recovery, not a change"),
         pytest.param([1.08] * 9, None, id="hardly slow: perhaps on its way back"),
-        pytest.param([1.08] * 20, 1.10, id="hardly slow for long: told as the least"),
+        pytest.param([1.08] * 20, 1.08, id="hardly slow, but for long"),
     ],
 )
 def test_a_changed_slowdown_is_told_once_it_has_settled(
@@ -98,8 +97,24 @@ def test_what_the_model_may_explain_is_not_told_as_a_smaller_slowdown() -> None:
     assert changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.0) == pytest.approx(1.1)
 
 
+def test_the_interval_narrows_with_the_steps_and_widens_with_the_doubt() -> None:
+    few, many, doubtful = (
+        measured(CONFIG, series(*ratios), sigma=QUIET, doubt=doubt)
+        for ratios, doubt in (([1.2] * 2, 0.0), ([1.2] * 20, 0.0), ([1.2] * 20, 0.1))
+    )
+    assert few is not None and many is not None and doubtful is not None
+    assert few.interval[0] < many.interval[0] < 1.2 < many.interval[1] < few.interval[1]
+    assert doubtful.interval[0] < many.interval[0]
+
+
+def test_a_smallest_slowdown_of_interest_is_kept_to() -> None:
+    ratios = series(1.08, 1.08, 1.08)
+    assert measured(CONFIG, ratios, sigma=QUIET, doubt=0.0) is not None
+    assert measured(CONFIG, ratios, sigma=QUIET, doubt=0.0, least=1.1) is None
+
+
 def test_what_the_model_doubted_then_still_counts_when_a_better_one_is_fitted() -> None:
-    ratios = series(1.25, 1.25, 1.25, 1.25)
+    ratios = series(1.15, 1.15, 1.15, 1.15)
     then = np.where(np.arange(len(ratios)) < len(ratios) - 1, 0.15, 0.01)
     assert measured(CONFIG, ratios, sigma=QUIET, doubt=0.01) is not None
     assert measured(CONFIG, ratios, sigma=QUIET, doubt=then) is None

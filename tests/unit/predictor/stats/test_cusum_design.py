@@ -108,11 +108,9 @@ def test_heavy_tails_are_clipped_low_and_ask_for_a_higher_threshold() -> None:
     )
 
 
-def test_no_clip_is_chosen_where_the_history_shows_nothing_beyond() -> None:
-    history = np.random.default_rng(3).standard_normal(LEAST_HISTORY)
-    furthest = np.sort(history)[-20]
-    for rule in chart_rules(empirical(history), samples=1e6, references=(0.5, 1.25)):
-        assert rule.clip <= furthest
+def test_a_tail_beyond_what_was_seen_is_exponential() -> None:
+    law = empirical(np.random.default_rng(3).exponential(1.0, 10_000))
+    assert 1.0 - law.share_below(np.array([12.0]))[0] == pytest.approx(np.exp(-12.0), rel=1.0)
 
 
 def test_a_law_narrower_than_a_chart_looks_is_bounded_by_the_normal_one() -> None:
