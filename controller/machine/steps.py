@@ -394,8 +394,10 @@ def _apply_judgement(
     if judgement.recovered and not is_slow:
         job = on_all_recovered(job)
     for rank, slowdown in judgement.changed.items():
-        job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
-        commands += said
+        # Below the level of a recovery the fault is ending: keep the former value.
+        if slowdown > config.detector.recover_slowdown:
+            job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
+            commands += said
     state, job, said = job_level.update_common_incident(
         state, job, judgement.common, config, unix_s
     )
