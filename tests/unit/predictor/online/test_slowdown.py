@@ -25,7 +25,7 @@ def series(*ratios: float) -> np.ndarray:
         pytest.param([1.6, 1.0], QUIET, 0.0, None, 0, id="a single wild step is not"),
         pytest.param([1.25, 1.6], QUIET, 0.0, None, 0, id="begun in mid-step: wait for one more"),
         pytest.param([1.25, 1.6, 1.6], QUIET, 0.0, 1.6, 2, id="the mixed step does not count"),
-        pytest.param([*[0.9] * 8, *[1.03] * 20], QUIET / 5, 0.0, 1.03, 20, id="a small one, for long"),
+        pytest.param([*[0.9] * 8, *[1.03] * 20], QUIET / 5, 0.0, 1.03, 20, id="small, for long"),
         pytest.param([1.2, 1.2], QUIET, 0.0, 1.2, 2, id="a small one of a quiet device"),
         pytest.param([1.6, 1.6, 1.6], NOISY, 0.0, None, 0, id="a noisy clock must show more"),
         pytest.param([1.6] * 4, NOISY, 0.0, 1.6, 4, id="twice as many"),
