@@ -1,12 +1,10 @@
 """Several CUSUM charts per rank, folded sample by sample for all ranks at once. Pure.
 
 Each chart is tuned to one size of shift and has its part of the rate of false alarms; a rank alarms
-with the first that crosses. State is a float per chart and one for the sample before: it never
-grows, and no rank's state depends on another rank.
+with the first that crosses. State is a float per chart, and no rank's state depends on another rank.
 """
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -19,47 +17,32 @@ Single = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CusumState:
-    """Columns are ranks. `charts` [charts, ranks] in sigma, `last` [ranks]: the sample before.
-
-    `last` is NaN where there is none. The arrays are not to be written to.
-    """
+    """`charts` [charts, ranks] in sigma, not to be written to."""
 
     charts: Single
-    last: Single
 
 
 def begin(rules: tuple[ChartRule, ...], num_ranks: int) -> CusumState:
     """All charts at zero: the worst case of a delay."""
     return CusumState(
-        charts=np.zeros((len(rules), num_ranks), dtype=np.float32),
-        last=np.full(num_ranks, np.nan, dtype=np.float32),
+        charts=np.zeros((len(rules), num_ranks), dtype=np.float32)
     )
 
 
 def fold(
-    rules: tuple[ChartRule, ...],
-    bank: CusumState,
-    residuals: Array | Single,
-    *,
-    autocorrelation: float = 0.0,
+    rules: tuple[ChartRule, ...], bank: CusumState, residuals: Array | Single
 ) -> tuple[CusumState, Flags]:
     """Fold standardised residuals [samples, ranks] (NaN: no record) in; (bank, alarms alike).
 
-    Alarms are per sample and rank; a rank's charts begin again at zero after one. Residuals of an
-    AR(1) process are whitened first: (x - r last) / sqrt(1 - r^2), as its likelihood ratio does.
+    Alarms are per sample and rank; a rank's charts begin again at zero after one.
     """
     values = np.asarray(residuals, dtype=np.float32)
     alarms = np.zeros(values.shape, dtype=np.bool_)
-    charts, last = bank.charts.copy(), bank.last.copy()
+    charts = bank.charts.copy()
     has_gaps = not np.isfinite(values).all()
     for sample, crossed in zip(values, alarms, strict=True):
-        fresh = sample
-        if autocorrelation:
-            scale = 1.0 / sqrt(1.0 - autocorrelation**2)
-            whitened = (sample - np.float32(autocorrelation) * last) * np.float32(scale)
-            fresh = np.where(np.isfinite(last), whitened, sample)
         for chart, rule in zip(charts, rules, strict=True):
-            step = np.minimum(fresh, np.float32(rule.clip)) + (chart - np.float32(rule.k))
+            step = np.minimum(sample, np.float32(rule.clip)) + (chart - np.float32(rule.k))
             np.maximum(step, 0.0, out=step)
             if has_gaps:
                 step = np.where(np.isfinite(sample), step, chart)
@@ -67,5 +50,4 @@ def fold(
             crossed |= step > rule.h
         if crossed.any():
             charts[:, crossed] = 0.0
-        last = np.where(np.isfinite(sample), sample, last) if has_gaps else sample
-    return CusumState(charts=charts, last=np.array(last)), alarms
+    return CusumState(charts=charts), alarms

@@ -22,23 +22,20 @@ from scipy.stats import norm, t
 
 from benchmarks import cusum_bank
 from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
 from pacekeeper.predictor.stats.cusum_design import (
-    REFERENCES,
-    WHITEN_ABOVE,
     ChartRule,
     ResidualDistribution,
-    autocorrelation,
-    chart_rules,
-    empirical,
-    gaussian,
     mean_run_length,
     threshold,
     whitened_shift,
 )
 
+LEAST_DELAY = 2.0  # one sample never decides
 SHIFTS, ASKED = (1, 2, 3, 4, 5), (1e4, 1e6)
 BAR_GAUSSIAN, BAR_HEAVY, BAR_RATE = 0.8, 0.5, 2.0
-HISTORY = (1_000, 200)  # healthy samples and ranks that a law is made from
+HISTORY = (5_000, 200)  # healthy samples and ranks whose excursions make the thresholds
 COUNTED_RANKS, COUNTED_BATCH = 4_000, 100
 WARM_SAMPLES, MOST_SAMPLES = 200, 3_000
 TILTS = (1, 2, 3, 4, 5, 8)  # shifts in sigma that importance sampling looks for alarms with
@@ -54,7 +51,6 @@ class Noise:
     density: Callable[[Array], Array]
     draw: Callable[[np.random.Generator, tuple[int, ...]], Array]
     correlation: float = 0.0
-    is_known: bool = False  # the detector may take the normal law's formula
 
     def next(self, last: Array, innovation: Array) -> Array:
         own = sqrt(1.0 - self.correlation**2)
@@ -88,8 +84,7 @@ def _spike_density(x: Array) -> Array:
 
 
 NOISES = (
-    Noise(name="gaussian", density=_normal_density, draw=_normal, is_known=True),
-    Noise(name="gaussian, law from history", density=_normal_density, draw=_normal),
+    Noise(name="gaussian", density=_normal_density, draw=_normal),
     Noise(name="student t3", density=_t3_density, draw=_t3),
     Noise(name="0.5 % spikes of 8", density=_spike_density, draw=_spikes),
     Noise(name="AR 0.2", density=_normal_density, draw=_normal, correlation=0.2),
@@ -97,30 +92,22 @@ NOISES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detector:
-    """What was made of a history: charts and the autocorrelation to take out."""
-
-    rules: tuple[ChartRule, ...]
-    correlation: float
-
-    def fold(
-        self, bank: cusum_bank.CusumState, residuals: Array
-    ) -> tuple[cusum_bank.CusumState, Any]:
-        return cusum_bank.fold(self.rules, bank, residuals, autocorrelation=self.correlation)
-
-
-def fitted(noise: Noise, asked: float, seed: int) -> Detector:
-    """Charts for the rate asked for, from a healthy history of this noise."""
-    random = np.random.default_rng(seed)
-    history = series(noise, random, *HISTORY)
-    found = autocorrelation(history)
-    correlation = found if abs(found) > WHITEN_ABOVE else 0.0
-    fresh = (history[1:] - correlation * history[:-1]) / sqrt(1.0 - correlation**2)
-    law = gaussian() if noise.is_known else empirical(fresh.ravel())
-    references = [whitened_shift(k, correlation) for k in REFERENCES]
-    rules = chart_rules(law, samples=asked, references=references)
-    return Detector(rules=rules, correlation=correlation)
+def fitted(noise: Noise, asked: float, seed: int) -> tuple[ChartRule, ...]:
+    """Charts for the rate asked for, from the excursions in a healthy history of this noise."""
+    history = series(noise, np.random.default_rng(seed), *HISTORY)
+    charts = cusum.with_ranks(cusum.no_charts(), range(history.shape[1]))
+    for step, row in enumerate(history):
+        limits = Thresholds(rules=chart_rules(asked, charts.excursions))
+        charts = cusum.advance(
+            limits,
+            charts,
+            step=step,
+            log_ratio=row,
+            doubt=np.zeros_like(row),
+            sigma=1.0,
+            is_open=np.zeros(len(row), dtype=np.bool_),
+        )
+    return chart_rules(asked, charts.excursions)
 
 
 def series(noise: Noise, random: np.random.Generator, num_samples: int, num_ranks: int) -> Array:
@@ -132,23 +119,23 @@ def series(noise: Noise, random: np.random.Generator, num_samples: int, num_rank
     return values
 
 
-def counted(noise: Noise, detector: Detector, asked: float, seed: int, alarms: int) -> float:
+def counted(noise: Noise, rules: tuple[ChartRule, ...], asked: float, seed: int, alarms: int) -> float:
     """Samples between two false alarms, counted until there were about so many alarms."""
     random = np.random.default_rng(seed)
-    bank = cusum_bank.begin(detector.rules, COUNTED_RANKS)
+    bank = cusum_bank.begin(rules, COUNTED_RANKS)
     num_alarms, num_samples, last = 0, 0, noise.draw(random, (COUNTED_RANKS,))
     while num_samples < alarms * asked:
         batch = noise.draw(random, (COUNTED_BATCH, COUNTED_RANKS))
         if noise.correlation:
             for row in batch:
                 row[:] = last = noise.next(last, row)
-        bank, crossed = detector.fold(bank, batch)
+        bank, crossed = cusum_bank.fold(rules, bank, batch)
         num_alarms, num_samples = num_alarms + int(crossed.sum()), num_samples + crossed.size
     return num_samples / max(1, num_alarms)
 
 
 def by_importance(
-    noise: Noise, detector: Detector, seed: int, *, samples: int = 400, streams: int = 20_000
+    noise: Noise, rules: tuple[ChartRule, ...], seed: int, *, samples: int = 400, streams: int = 20_000
 ) -> float:
     """Samples between two false alarms: samples / P(an alarm within them), few of them.
 
@@ -161,14 +148,14 @@ def by_importance(
     onset = random.integers(1, samples + 1, streams)
     ratio, weight = np.zeros((len(tilts), streams)), np.zeros(streams)
     is_running = np.ones(streams, dtype=np.bool_)
-    bank, last = cusum_bank.begin(detector.rules, streams), noise.draw(random, (streams,))
+    bank, last = cusum_bank.begin(rules, streams), noise.draw(random, (streams,))
     for i in range(1, samples + 1):
         innovation = noise.draw(random, (streams,)) + np.where(i >= onset, shift, 0.0)
         own = noise.density(innovation)
         fresh = noise.density(innovation - tilts) / own
         ratio = np.minimum((ratio + 1.0) * fresh, 1e200)  # of streams that ended long ago
         last = noise.next(last, innovation)
-        bank, crossed = detector.fold(bank, last[None])
+        bank, crossed = cusum_bank.fold(rules, bank, last[None])
         ended = is_running & crossed[0]
         weight[ended] = samples / (ratio[:, ended].mean(axis=0) + (samples - i))
         is_running &= ~ended
@@ -176,20 +163,19 @@ def by_importance(
 
 
 def measured_delay(
-    noise: Noise, detector: Detector, shift: float, seed: int, *, warm: int = 0, runs: int = 10_000
+    noise: Noise, rules: tuple[ChartRule, ...], shift: float, seed: int, *, warm: int = 0, runs: int = 10_000
 ) -> float:
     """Mean samples to the alarm; `warm`: healthy samples before the shift, else charts at zero."""
     random = np.random.default_rng(seed)
-    last, bank = noise.draw(random, (runs,)), cusum_bank.begin(detector.rules, runs)
-    bank = cusum_bank.CusumState(charts=bank.charts, last=last.astype(np.float32))
+    last, bank = noise.draw(random, (runs,)), cusum_bank.begin(rules, runs)
     for _ in range(warm):
         last = noise.next(last, noise.draw(random, (runs,)))
-        bank, _ = detector.fold(bank, last[None])
+        bank, _ = cusum_bank.fold(rules, bank, last[None])
     delay, is_running = np.zeros(runs), np.ones(runs, dtype=np.bool_)
     while is_running.any() and delay.max() < MOST_SAMPLES:
         delay += is_running
         last = noise.next(last, noise.draw(random, (runs,)))
-        bank, crossed = detector.fold(bank, last[None] + shift)
+        bank, crossed = cusum_bank.fold(rules, bank, last[None] + shift)
         is_running &= ~crossed[0]
     return float(delay.mean())
 
@@ -209,7 +195,7 @@ def optimal_delay(noise: Noise, shift: float, samples: float) -> float:
     score = np.log(noise.density(x - own) / noise.density(x))
     h = threshold(_law_of(score, noise.density(x)), k=0.0, clip=inf, samples=samples)
     slow = _law_of(score, noise.density(x - own))
-    return max(1.0, mean_run_length(slow, k=0.0, clip=inf, h=h))
+    return max(LEAST_DELAY, mean_run_length(slow, k=0.0, clip=inf, h=h))
 
 
 def _law_of(score: Array, weight: Array) -> ResidualDistribution:
@@ -220,16 +206,16 @@ def _law_of(score: Array, weight: Array) -> ResidualDistribution:
 
 def row_of(noise: Noise, asked: float, seed: int, scale: float) -> dict[str, Any]:
     """All that is measured for one noise and one rate."""
-    detector = fitted(noise, asked, seed)
+    rules = fitted(noise, asked, seed)
     streams = max(1_000, int(20_000 * scale))
-    by_weight = by_importance(noise, detector, seed + 1, streams=streams)
+    by_weight = by_importance(noise, rules, seed + 1, streams=streams)
     obtained = by_weight
     if asked <= 1e5:
-        obtained = counted(noise, detector, asked, seed + 2, max(100, int(1_000 * scale)))
+        obtained = counted(noise, rules, asked, seed + 2, max(100, int(1_000 * scale)))
     runs = max(1_000, int(10_000 * scale))
-    delays = [measured_delay(noise, detector, d, seed + 3, runs=runs) for d in SHIFTS]
+    delays = [measured_delay(noise, rules, d, seed + 3, runs=runs) for d in SHIFTS]
     steady = [
-        measured_delay(noise, detector, d, seed + 4, runs=runs, warm=WARM_SAMPLES) for d in SHIFTS
+        measured_delay(noise, rules, d, seed + 4, runs=runs, warm=WARM_SAMPLES) for d in SHIFTS
     ]
     optimal = [optimal_delay(noise, d, obtained) for d in SHIFTS]
     names = [str(d) for d in SHIFTS]
@@ -238,8 +224,7 @@ def row_of(noise: Noise, asked: float, seed: int, scale: float) -> dict[str, Any
         "asked": asked,
         "obtained": round(obtained),
         "by_importance_sampling": round(by_weight),
-        "charts": [(rule.k, rule.clip, round(rule.h, 3)) for rule in detector.rules],
-        "autocorrelation": round(detector.correlation, 3),
+        "charts": [(rule.k, rule.clip, round(rule.h, 3)) for rule in rules],
         "optimal": dict(zip(names, [round(v, 3) for v in optimal], strict=True)),
         "delay": dict(zip(names, [round(v, 3) for v in delays], strict=True)),
         "steady_delay": dict(zip(names, [round(v, 3) for v in steady], strict=True)),
@@ -256,7 +241,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of runs")
     options = parser.parse_args()
-    table = Table(title=f"three charts, {HISTORY[0] * HISTORY[1]:,} healthy samples of history")
+    table = Table(title=f"four charts, {HISTORY[0] * HISTORY[1]:,} healthy samples of history")
     for column in ("noise", "asked", "obtained", "clips", "delay at 1 .. 5 sigma (optimal)"):
         table.add_column(column, justify="right")
     table.add_column("from steady state", justify="right")

@@ -56,7 +56,8 @@ from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, 
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.cost.named_regressor import regressor_factory
-from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
+from pacekeeper.predictor.online.excursions import Excursions
+from pacekeeper.predictor.online.thresholds import chart_rules
 from pacekeeper.protos import (
     control_pb2,
     operator_pb2,
@@ -74,7 +75,7 @@ def preload_numerics() -> None:
     Also computes the distribution of healthy residuals, once: nearly a second.
     """
     importlib.import_module("scipy.optimize")
-    chart_rules(gaussian(), samples=1e6)
+    chart_rules(1e6, Excursions())
 
 
 MAX_TOGETHER = 256  # events between two looks at everything else

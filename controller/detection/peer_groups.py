@@ -16,6 +16,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.predictor.cost.features import FeatureTable, StepSample, sample_of_work
 from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
+from pacekeeper.predictor.online.model_training import share_noise
 from pacekeeper.predictor.online.state import Evidence, Judgement, restore
 from pacekeeper.predictor.online.update import update_evidence
 
@@ -99,6 +100,7 @@ def judge_roles(
     judged: dict[str, Judgement] = {}
     for role, sample in samples.items():
         by_role[role], judged[role] = update_evidence(config, _evidence_of(job, role), sample)
+    by_role = share_noise(by_role)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = (
         job.detection.evidence.common.slowdown if job.detection.evidence.common is not None else 1.0

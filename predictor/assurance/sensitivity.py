@@ -23,7 +23,7 @@ from pacekeeper.predictor.stats.peers import MIN_PEERS
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 
 MEASURING_STEPS = 8  # healthy ones, before which a sight that is too poor is no blindness
-MARGIN = 3.0  # standard errors of chance against a slowdown that is promised to be seen
+MARGIN = 4.0  # standard errors of chance against a slowdown that is promised to be seen
 MOST = log(1e6)  # a log slowdown beyond which nothing is told apart any more
 APART = 2.0  # sigmas from half of a slowdown to nothing, or too many steps would contradict it
 
@@ -134,12 +134,11 @@ def _crossing(limits: Thresholds, sigma: float, steps: int, parts: int) -> float
 
 
 def _agreed(config: DetectorConfig, evidence: Evidence, sigma: float, steps: int) -> float:
-    """The log slowdown on which the steps agree surely enough."""
-    limits = limits_of(evidence)
-    at_most = sigma / limits.weight
+    """The log slowdown on which the steps agree surely enough: of a noisy clock."""
+    at_most = sigma / limits_of(evidence).weight
     if required_steps_factor(config, at_most) == 1:
-        return limits.least
-    return max(limits.least, config.min_sigmas * at_most / sqrt(steps))
+        return 0.0
+    return config.min_sigmas * at_most / sqrt(steps)
 
 
 def _missing(evidence: Evidence, ranks: Sequence[int], steps: int) -> list[int]:

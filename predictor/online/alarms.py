@@ -34,6 +34,7 @@ from pacekeeper.predictor.online.state import (
 )
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
+AGREED_SIGMAS = 3.0  # that steps must show: the chart has decided already
 UNEVEN = 0.25  # of a slowdown: what a slower device does to micro-batches differs by less
 UNEVEN_SIGMAS = 3.0
 
@@ -55,8 +56,7 @@ def raise_alarms(
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
     sigma = sigma_of(config, evidence)
-    least = max(least, exp(limits_of(evidence).least))
-    sure, at_most = 0.0, sigma / limits_of(evidence).weight
+    sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
     if required_steps_factor(config, at_most) > 1:  # the clock is noisy, or may well be
         sure, sigma = config.min_sigmas, at_most
     found: dict[int, Slowdown] = {}
@@ -182,4 +182,5 @@ def update_alarms(
         if now is not None:
             moved[rank] = now
     slow = {r: moved.get(r, told) for r, told in evidence.slow.items() if r not in recovered}
-    return replace(evidence, slow=slow), tuple(recovered), moved
+    charts = cusum.recovered(charts, recovered)
+    return replace(evidence, slow=slow, charts=charts), tuple(recovered), moved

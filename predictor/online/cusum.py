@@ -5,12 +5,13 @@ a rank that lacks a step keeps its charts as they were.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.online.excursions import Excursions, by_height, with_finding
 from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
 from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
@@ -27,8 +28,9 @@ UNKNOWN_PACE = 3.0 * PACE_SPREAD  # what a rank may differ by that has no past o
 class Charts:
     """Columns follow `ranks`, ascending; NaN where a rank had no record.
 
-    `levels` [charts, ranks] in sigma, `peaks` their highest in the newest step. `baseline`: log
-    of the rank's own healthy pace; `baseline_doubt`: what that may be wrong by, beyond what the
+    `levels` [charts, ranks] in sigma, `peaks` their highest in the newest step, `rises` since they
+    last were zero (where a finding is open: when it was opened). `excursions`: of the past.
+    `baseline`: log of the rank's own healthy pace; `baseline_doubt`: what that may be wrong by, beyond what the
     charts allow for.
     `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
     `recent_doubt`: what the model of the time may have been wrong by (log, at most).
@@ -41,6 +43,7 @@ class Charts:
     ranks: tuple[int, ...]
     levels: Array
     peaks: Array
+    rises: Array
     baseline: Array
     baseline_doubt: Array
     doubt: Array
@@ -50,13 +53,14 @@ class Charts:
     recent_steps: tuple[int, ...]
     recent_parts: Array
     num_parts: int = 1
+    excursions: Excursions = field(default_factory=Excursions)
 
 
 def no_charts() -> Charts:
-    none = np.zeros(0)
+    none, no_levels = np.zeros(0), np.zeros((len(REFERENCES), 0))
     return Charts(
-        ranks=(), levels=np.zeros((len(REFERENCES), 0)), peaks=np.zeros((len(REFERENCES), 0)),
-        baseline=none, baseline_doubt=none, doubt=none, sample_doubt=none,
+        ranks=(), levels=no_levels, peaks=no_levels, rises=no_levels, baseline=none,
+        baseline_doubt=none, doubt=none, sample_doubt=none,
         recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
         recent_parts=np.zeros((0, 0)),
     )  # fmt: skip
@@ -90,12 +94,21 @@ def advance(
         kept = max(WINDOW_PARTS, num_parts)
         recent_parts = np.concatenate([charts.recent_parts, rows])[-kept:]
     beyond = np.sign(rows) * np.maximum(np.abs(rows) - doubts, 0.0)
-    z = limits.weight * beyond / (sqrt(num_parts) * sigma)
-    levels, peaks = _folded(limits, charts.levels, z)
+    z = np.where(is_open, np.nan, limits.weight * beyond / (sqrt(num_parts) * sigma))
+    levels, peaks, rises, ended = _folded(limits, charts, z)
+    told = int(np.isfinite(z).sum())
+    excursions = replace(
+        charts.excursions,
+        num_samples=charts.excursions.num_samples + told,
+        num_folds=charts.excursions.num_folds + len(z),
+        counts=charts.excursions.counts + ended,
+    )
     return replace(
         charts,
         levels=np.where(is_open, 0.0, levels),
         peaks=np.where(is_open, 0.0, peaks),
+        rises=rises,
+        excursions=excursions,
         doubt=doubt,
         sample_doubt=_mean_of(doubts, charts.sample_doubt),
         recent=np.concatenate([charts.recent, own[None]])[-WINDOW_STEPS:],
@@ -106,20 +119,30 @@ def advance(
     )
 
 
-def _folded(limits: Thresholds, levels: Array, z: Array) -> tuple[Array, Array]:
-    """All charts after the samples z [samples, ranks], and their highest on the way; a rank
-    without a sample (NaN) stays."""
+def _folded(
+    limits: Thresholds, charts: Charts, z: Array
+) -> tuple[Array, Array, Array, Array]:
+    """All charts after the samples z [samples, ranks], their highest on the way and since they were
+    zero, and the excursions that ended, by height; a rank without a sample (NaN) stays.
+    """
     has_record = np.isfinite(z)
     is_whole = bool(has_record.all())
-    after, peaks = levels.copy(), np.zeros_like(levels)
-    for level, peak, rule in zip(after, peaks, limits.rules, strict=True):
+    after, peaks, rises = charts.levels.copy(), np.zeros_like(charts.levels), charts.rises.copy()
+    ended = np.zeros_like(charts.excursions.counts)
+    for level, peak, rise, count, rule in zip(
+        after, peaks, rises, ended, limits.rules, strict=True
+    ):
         ceiling = CEILING * rule.h
         steps = np.clip(z, -rule.clip, rule.clip) - rule.k
         for row, is_there in zip(steps, has_record, strict=True):
             folded = np.clip(level + row, 0.0, ceiling)
             level[:] = folded if is_whole else np.where(is_there, folded, level)
             np.maximum(peak, level, out=peak)
-    return after, peaks
+            np.maximum(rise, level, out=rise)
+            is_zero = (level == 0.0) & is_there
+            count += by_height(rise[is_zero])
+            rise[is_zero] = 0.0
+    return after, peaks, rises, ended
 
 
 def _mean_of(samples: Array, before: Array) -> Array:
@@ -133,6 +156,16 @@ def suspicion(limits: Thresholds, charts: Charts) -> Array:
     heights = np.array([rule.h for rule in limits.rules])
     highest: Array = (charts.peaks / heights[:, None]).max(axis=0)
     return highest
+
+
+def recovered(charts: Charts, ranks: Collection[int]) -> Charts:
+    """The charts with findings of these ranks that have ended by themselves."""
+    excursions, rises = charts.excursions, charts.rises.copy()
+    for rank in ranks:
+        i = charts.ranks.index(rank)
+        excursions = with_finding(excursions, rank, rises[:, i])
+        rises[:, i] = 0.0
+    return replace(charts, excursions=excursions, rises=rises)
 
 
 def rebased(charts: Charts, baseline: Array, doubt: Array) -> Charts:
@@ -180,6 +213,7 @@ def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
         ranks=ranks,
         levels=pick(charts.levels, 0.0),
         peaks=pick(charts.peaks, 0.0),
+        rises=pick(charts.rises, 0.0),
         baseline=pick(charts.baseline, 0.0),
         baseline_doubt=pick(charts.baseline_doubt, UNKNOWN_PACE),
         doubt=pick(charts.doubt, 0.0),

@@ -1,5 +1,6 @@
 """What a step teaches the cost model: quiet ranks only, refitted now and then. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 
@@ -11,7 +12,7 @@ from pacekeeper.predictor.cost.model import fit, residual_table
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.global_slowdown import healthy, settled
 from pacekeeper.predictor.online.state import Evidence, among, limits_of
-from pacekeeper.predictor.online.thresholds import thresholds
+from pacekeeper.predictor.online.thresholds import measured_noise, mixed, thresholds, weighted
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 
@@ -55,21 +56,21 @@ def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
     """Fit the cost model, the ranks' healthy paces and the thresholds to the history."""
     history = evidence.history
     model = fit(history, config.cost_model)
-    sigma = max(config.sigma_floor, model.sigma)
     residuals, ranks = residual_table([model.expected_s(s.features) for s in history], history)
+    noise = measured_noise(model.sigma, residuals)
+    known = mixed(noise, evidence.others)
+    sigma = max(config.sigma_floor, known.sigma)
     is_present = np.array([sample.generation == evidence.generation for sample in history])
     charts = cusum.with_ranks(evidence.charts, ranks)
     at = np.searchsorted(charts.ranks, ranks)
     baseline, doubt = charts.baseline.copy(), charts.baseline_doubt.copy()
     baseline[at], doubt[at] = _own_pace(residuals, is_present, sigma)
     charts = cusum.rebased(charts, baseline, doubt)
-    is_trusted = ~among(charts.ranks, evidence.slow)
     limits = thresholds(
         config.false_alarms_per_job_day,
         history,
-        sigma=sigma,
-        residuals=residuals - baseline[at],
-        parts=charts.recent_parts[:, is_trusted] if charts.num_parts > 1 else None,
+        noise=known,
+        excursions=charts.excursions,
         parts_per_step=charts.num_parts,
     )
     common = evidence.common and settled(
@@ -79,11 +80,28 @@ def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
         evidence,
         model=model,
         limits=limits,
+        noise=noise,
         common=common,
         charts=charts,
         steps_since_fit=0,
         fitted_steps=len(evidence.history),
     )
+
+
+def share_noise(by_role: Mapping[str, Evidence]) -> dict[str, Evidence]:
+    """Tell each role of a job what noise the others showed, in the steps in which one was fitted."""
+    if not any(own.model is not None and own.steps_since_fit == 0 for own in by_role.values()):
+        return dict(by_role)
+    shared = {}
+    for role, own in by_role.items():
+        others = tuple(
+            kept.noise for name, kept in by_role.items() if name != role and kept.noise is not None
+        )
+        own = replace(own, others=others)
+        if own.limits is not None and own.noise is not None:
+            own = replace(own, limits=weighted(own.limits, mixed(own.noise, others)))
+        shared[role] = own
+    return shared
 
 
 def _own_pace(residuals: Array, is_present: Flags, sigma: float) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from pacekeeper.predictor.online.global_slowdown import (
     GlobalSlowdown,
     GlobalSlowdownChange,
 )
-from pacekeeper.predictor.online.thresholds import Thresholds
+from pacekeeper.predictor.online.thresholds import StepNoise, Thresholds, mixed
 from pacekeeper.predictor.stats.robust import column_medians
 
 COUNTED_STEPS = 4  # steps that would all have to lack a micro-batch to be counted wrong
@@ -38,6 +38,8 @@ class Evidence:
     model: CostModel | None = None
     charts: Charts = field(default_factory=cusum.no_charts)
     limits: Thresholds | None = None  # of the charts, as of the present model
+    noise: StepNoise | None = None  # of a step, as of the present model
+    others: tuple[StepNoise, ...] = ()  # that of the job's other roles
     slow: Mapping[int, float] = field(default_factory=dict)
     newcomers: Mapping[int, int] = field(default_factory=dict)
     steps_since_fit: int = 0
@@ -108,7 +110,8 @@ def limits_of(evidence: Evidence) -> Thresholds:
 
 def sigma_of(config: DetectorConfig, evidence: Evidence) -> float:
     """One sigma of a step's log ratio, never below the floor."""
-    return max(config.sigma_floor, model_of(evidence).sigma)
+    assert evidence.noise is not None, "measured with the model"
+    return max(config.sigma_floor, mixed(evidence.noise, evidence.others).sigma)
 
 
 def series_of(charts: Charts, i: int) -> Array:

@@ -1,10 +1,10 @@
-"""The live charts' thresholds, from the false alarms per job-day that were asked for. Pure.
+"""Thresholds of the charts, from the false alarms per job-day that were asked for. Pure.
 
-Set at each fit of the cost model: how many ranks, how long a step, how residuals lie. What is asked
-for bounds what the charts raise where residuals lie as assumed (too few of them: normally). Sigma
-is known the less the fewer steps it was measured on, so the charts count it larger (Student's t);
-since no rate per day leaves a new job any power then, its first steps have an allowance of their
-own.
+Set at each fit of the cost model. At first from the normal law, higher for charts of small shifts
+as healthy ranks of real jobs ask for; then from how far the charts of the job's own healthy ranks
+rose (excursions.py). Sigma is known the less the fewer steps it was measured on, so the charts
+count it larger (Student's t); since no rate per day leaves a new job any power then, its first
+steps have an allowance of their own.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,16 @@ from math import exp, log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, StepSample
+from pacekeeper.predictor.online.excursions import Excursions, height
 from pacekeeper.predictor.stats.cusum_design import (
+    CLIPS,
     DAY_S,
-    LEAST_HISTORY,
     MOST_SAMPLES,
     REFERENCES,
-    WHITEN_ABOVE,
     ChartRule,
-    autocorrelation,
-    chart_rules,
-    empirical,
     gaussian,
-    has_heavy_tail,
     samples_between_alarms,
-    whitened_shift,
+    threshold,
 )
 
 LEAST_SAMPLES = 1e3  # between alarms, however many were asked for
@@ -38,33 +34,65 @@ START_STEPS = 32  # the first of a job, which may raise as many false alarms as 
 START_DAYS = 0.1
 QUARTILE_EFFICIENCY = 0.6  # a scale by quartiles, in observations of a standard deviation
 LEAST_FREEDOM = 2.0
-MOST_LASTING = log(1.10)
-LASTING_SIGMAS = 5.0  # what nothing explains comes in bouts: 6 % for ten steps where sigma is 1.3 %
+# Thresholds of the charts on the residuals of a healthy MoE job (SmartMoE, 64 ranks), which have
+# wild samples and come in bouts: times those of independent normal residuals, and beyond these.
+BOUTS = ((2.5, 0.0), (2.5, 0.0), (3.0, 0.0), (1.0, 3.0))
+OTHERS_STRENGTH = 16.0  # degrees of freedom that the noise of a job's other roles counts for
+TRUSTED_SAMPLES, TRUSTED_FOLDS = 20_000, 256  # from which a job's own excursions count as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The rules of the charts.
+    """The rules of the charts, one for each of REFERENCES.
 
     Attributes:
-        rules: one for each of REFERENCES.
-        weight: of a standardised residual, below 1 where the next one repeats a part of it
-            (autocorrelation), and where sigma is known from few steps.
-        least: smallest log slowdown that is told from noise that lasts.
+        weight: of a standardised residual, below 1 where sigma is known from few steps.
+        between: samples of a rank between two of its false alarms.
     """
 
     rules: tuple[ChartRule, ...]
     weight: float = 1.0
-    least: float = 0.0
+    between: float = LEAST_SAMPLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNoise:
+    """One sigma of a step's log ratio, and the degrees of freedom it was measured with."""
+
+    sigma: float
+    freedom: float
+
+
+def measured_noise(sigma: float, residuals: Array) -> StepNoise:
+    """The noise of these residuals [steps, ranks], NaN where there is none; as known as that is."""
+    num_changes = float(np.isfinite(np.diff(residuals, axis=0)).sum())
+    return StepNoise(sigma=sigma, freedom=max(LEAST_FREEDOM, QUARTILE_EFFICIENCY * num_changes))
+
+
+def mixed(own: StepNoise, others: Sequence[StepNoise]) -> StepNoise:
+    """A role's noise where the job's other roles run on the same kind of device: theirs is a prior
+    of at most OTHERS_STRENGTH degrees of freedom.
+    """
+    freedom = sum(noise.freedom for noise in others)
+    if not freedom:
+        return own
+    common = sum(noise.freedom * noise.sigma**2 for noise in others) / freedom
+    strength = min(freedom, OTHERS_STRENGTH)
+    variance = (own.freedom * own.sigma**2 + strength * common) / (own.freedom + strength)
+    return StepNoise(sigma=sqrt(variance), freedom=own.freedom + strength)
+
+
+def weighted(limits: Thresholds, noise: StepNoise) -> Thresholds:
+    """The thresholds where the noise is known as well as this."""
+    return replace(limits, weight=1.0 / _inflation(limits.between, noise.freedom))
 
 
 def thresholds(
     false_alarms_per_job_day: float,
     samples: Sequence[StepSample],
     *,
-    sigma: float,
-    residuals: Array,
-    parts: Array | None = None,
+    noise: StepNoise,
+    excursions: Excursions,
     parts_per_step: int = 1,
 ) -> Thresholds:
     """Return the thresholds for the job of these quiet steps.
@@ -74,10 +102,8 @@ def thresholds(
     Args:
         false_alarms_per_job_day: the rate asked for.
         samples: the steps that the cost model was fitted to.
-        sigma: one sigma of a step's log ratio.
-        residuals: log ratios of these steps [steps, ranks], NaN where there is none: how well sigma
-            is known, how much one repeats the last, and the law of their tail.
-        parts: the same of recent micro-batches [micro-batches, ranks], in place of the law.
+        noise: of a step.
+        excursions: of the job's healthy ranks so far.
         parts_per_step: micro-batches that are folded in each step.
     """
     step_s = float(np.median([sample.observed_s.max() for sample in samples]))
@@ -90,35 +116,38 @@ def thresholds(
     )
     between = min(max(between, LEAST_SAMPLES), MOST_SAMPLES / (2.0 * len(REFERENCES)))
     between = exp(np.ceil(log(between) * RATE_GRID) / RATE_GRID)
-    known = 1.0 / _inflation(between, residuals)
-    least = min(LASTING_SIGMAS * sigma, MOST_LASTING)
-    folded = residuals if parts is None else parts / sqrt(parts_per_step)
-    if np.isfinite(folded).sum() < LEAST_HISTORY:
-        return Thresholds(rules=_normal_rules(between), weight=known, least=least)
-    repeated = autocorrelation(residuals)
-    weight = known * (whitened_shift(1.0, repeated) if repeated > WHITEN_ABOVE else 1.0)
-    law = empirical(weight / sigma * folded.ravel())
-    rules = _normal_rules(between)
-    if has_heavy_tail(law):  # else the formula knows the tail that few samples do not show
-        rules = _guarded(chart_rules(law, samples=between))
-    return Thresholds(rules=rules, weight=weight, least=least)
+    rules = chart_rules(between, excursions)
+    return weighted(Thresholds(rules=rules, between=between), noise)
 
 
-def _inflation(between: float, residuals: Array) -> float:
-    """By how much a sigma measured on these residuals has to count larger: Student's t over the
+def _inflation(between: float, freedom: float) -> float:
+    """By how much a sigma of so many degrees of freedom has to count larger: Student's t over the
     normal law at the chance of one sample.
     """
     from scipy.special import ndtri, stdtrit  # slow to import: not at start-up
 
-    num_changes = float(np.isfinite(np.diff(residuals, axis=0)).sum())
-    freedom = max(LEAST_FREEDOM, QUARTILE_EFFICIENCY * num_changes)
     return float(stdtrit(freedom, 1.0 / between) / ndtri(1.0 / between))
 
 
+def chart_rules(between: float, excursions: Excursions) -> tuple[ChartRule, ...]:
+    """The charts that together raise one false alarm in `between` samples of a healthy rank."""
+    seen = min(
+        excursions.num_samples / TRUSTED_SAMPLES,
+        excursions.num_folds / TRUSTED_FOLDS,  # a long excursion takes its time
+    )
+    trust = seen**2 / (1.0 + seen**2)
+    rules = []
+    for chart, rule in enumerate(_prior_rules(between)):
+        own = height(excursions, chart, between * len(REFERENCES))
+        h = rule.h if own is None else (1.0 - trust) * rule.h + trust * own
+        rules.append(replace(rule, h=max(h, (rule.clip - rule.k) / ONE_SAMPLE)))
+    return tuple(rules)
+
+
 @lru_cache(maxsize=64)
-def _normal_rules(samples: float) -> tuple[ChartRule, ...]:
-    return _guarded(chart_rules(gaussian(), samples=samples))
-
-
-def _guarded(rules: tuple[ChartRule, ...]) -> tuple[ChartRule, ...]:
-    return tuple(replace(r, clip=min(r.clip, r.k + ONE_SAMPLE * r.h)) for r in rules)
+def _prior_rules(between: float) -> tuple[ChartRule, ...]:
+    own = between * len(REFERENCES)
+    return tuple(
+        ChartRule(k=k, clip=clip, h=more + times * threshold(gaussian(), k=k, clip=clip, samples=own))
+        for k, clip, (times, more) in zip(REFERENCES, CLIPS, BOUTS, strict=True)
+    )

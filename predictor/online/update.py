@@ -141,11 +141,11 @@ def _charted(
     model, charts = model_of(evidence), evidence.charts
     ratio = log_ratios(model, sample, evidence.slow)
     own = np.searchsorted(charts.ranks, sample.ranks)
-    known = WANDER + charts.baseline_doubt[own]
-    doubt = known + DOUBTS * model.doubt(sample.features)
+    known = np.hypot(WANDER, charts.baseline_doubt[own])
+    doubt = np.hypot(known, DOUBTS * model.doubt(sample.features))
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
+        parts = replace(parts, doubt=np.hypot(known, DOUBTS * parts.doubt))
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))

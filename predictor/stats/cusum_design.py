@@ -20,30 +20,19 @@ from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 DAY_S = 86_400.0
 CELLS = 160  # of [0, h]: run lengths within 1 % of the integral equation's
 MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in double precision
-# Half of the shifts to be found soon, in sigma: within 12 % of the best delay from 1 to 5 sigma.
-REFERENCES = (0.5, 1.25, 2.25)
-CLIPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # a law chooses among them
-SEEN_BEYOND = 20  # healthy samples that say how far a tail reaches; beyond it is exponential
-EXCESSES = 100  # samples whose mean excess is the scale of that
-TAIL_SCALES = 30.0  # of it that the table goes on for
-TAIL_POINTS = 200
-HEAVIER = 1.1  # than the normal law's furthest sample: three standard errors of that quantile
-LEAST_HISTORY = 2_000  # healthy samples below which a law of one's own says too little
-LAW_POINTS = 2_001  # of an empirical law's table, and as many again in its upper tail
+# Half of the shifts to be found soon, in sigma, and what one sample may add to that chart.
+REFERENCES = (0.5, 1.25, 2.25, 4.5)
+CLIPS = (3.0, 4.0, 6.0, 8.0)
 AUTOCORRELATION_CLIP = 3.0  # sigma: one wild pair must not make an autocorrelation
 WHITEN_ABOVE = 0.1  # autocorrelation that moves a rate by more than a factor of two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ResidualDistribution:
-    """How healthy residuals lie, in sigma: `below[i]` of them are at most `at[i]`, ascending.
-
-    `num_seen`: samples it was made from; 0: it is a formula.
-    """
+    """How healthy residuals lie, in sigma: `below[i]` of them are at most `at[i]`, ascending."""
 
     at: Array
     below: Array
-    num_seen: int = 0
 
     def share_below(self, x: npt.NDArray[np.floating]) -> Array:
         """Of residuals that are at most x; linear between the points."""
@@ -52,7 +41,7 @@ class ResidualDistribution:
 
     def shifted(self, sigmas: float) -> "ResidualDistribution":
         """The law of a rank that is slow by so many sigma."""
-        return ResidualDistribution(at=self.at + sigmas, below=self.below, num_seen=self.num_seen)
+        return ResidualDistribution(at=self.at + sigmas, below=self.below)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,31 +62,6 @@ def gaussian() -> ResidualDistribution:
     below = ndtr(at)
     at.flags.writeable = below.flags.writeable = False
     return ResidualDistribution(at=at, below=below)
-
-
-def empirical(residuals: Array) -> ResidualDistribution:
-    """The law of healthy standardised residuals [samples]; a table of few thousand points.
-
-    What hardly any sample shows is taken from the mean excess of the largest ones (exponential
-    tail): a heavier one would raise more false alarms than asked for.
-
-    Raises ValueError for less than LEAST_HISTORY finite values.
-    """
-    values = np.sort(residuals[np.isfinite(residuals)])
-    count = len(values)
-    if count < LEAST_HISTORY:
-        raise ValueError(f"a law needs {LEAST_HISTORY} residuals or more, got {count}")
-    bulk = np.linspace(0, count - 1, min(count, LAW_POINTS))
-    tail = np.linspace(count - count // 50, count - 1, min(count // 50, LAW_POINTS))
-    kept = np.unique(np.concatenate([bulk, tail]).astype(np.intp))
-    furthest = count - SEEN_BEYOND
-    kept = kept[kept <= furthest]
-    scale = float((values[-EXCESSES:] - values[-EXCESSES]).mean())
-    beyond = np.linspace(0.0, TAIL_SCALES, TAIL_POINTS + 1)[1:]
-    at = np.concatenate([values[kept], values[furthest] + scale * beyond])
-    above = SEEN_BEYOND / count * np.exp(-beyond)
-    below = np.concatenate([(kept + 0.5) / count, 1.0 - above])
-    return ResidualDistribution(at=at, below=below, num_seen=count)
 
 
 def samples_between_alarms(
@@ -162,49 +126,6 @@ def threshold(law: ResidualDistribution, *, k: float, clip: float, samples: floa
         else:
             high = middle
     return high
-
-
-def chart_rules(
-    law: ResidualDistribution,
-    *,
-    samples: float,
-    references: Sequence[float] = REFERENCES,
-    clips: Sequence[float] = CLIPS,
-) -> tuple[ChartRule, ...]:
-    """Charts that together have `samples` between two false alarms, each with the soonest clip.
-
-    Each gets the same part of the rate, and takes the clip with which it finds its own shift (2 k)
-    soonest; a formula's tail is known, so it has no other clip than the highest. Raises ValueError
-    as `threshold` does.
-    """
-    own = samples * len(references)
-    return tuple(_soonest(law, k, samples=own, clips=clips) for k in references)
-
-
-def _soonest(
-    law: ResidualDistribution, k: float, *, samples: float, clips: Sequence[float]
-) -> ChartRule:
-    usable = [clip for clip in clips if clip > k] if law.num_seen else [max(clips)]
-    if law.num_seen and _furthest_seen(law) <= k:  # narrower than the chart looks
-        law, usable = gaussian(), usable[:1]  # the normal law bounds it from above
-    candidates = [
-        ChartRule(k=k, clip=clip, h=threshold(law, k=k, clip=clip, samples=samples))
-        for clip in usable
-    ]
-    slow = law.shifted(2.0 * k)
-    return min(candidates, key=lambda r: mean_run_length(slow, k=r.k, clip=r.clip, h=r.h))
-
-
-def _furthest_seen(law: ResidualDistribution) -> float:
-    """The residual that SEEN_BEYOND samples of an empirical law lie beyond."""
-    return float(np.interp(1.0 - SEEN_BEYOND / law.num_seen, law.below, law.at))
-
-
-def has_heavy_tail(law: ResidualDistribution) -> bool:
-    """Does an empirical law reach clearly further up than the normal one, as far as was seen?"""
-    from scipy.special import ndtri
-
-    return _furthest_seen(law) > HEAVIER * float(ndtri(1.0 - SEEN_BEYOND / law.num_seen))
 
 
 def autocorrelation(residuals: Array) -> float:

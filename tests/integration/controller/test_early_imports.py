@@ -10,18 +10,18 @@ TESTS = Path(__file__).resolve().parents[2]
 LATE = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-import numpy as np
 from pacekeeper.controller.app.controller import preload_numerics
 from pacekeeper.predictor.cost.model import fit
-from pacekeeper.predictor.online.thresholds import thresholds
+from pacekeeper.predictor.online.excursions import Excursions
+from pacekeeper.predictor.online.thresholds import StepNoise, thresholds
 from support.synthetic_job import SyntheticJob
 job = SyntheticJob(num_ranks=4, seed=1)
 samples = [job.next() for _ in range(30)]
 if sys.argv[1] == "early":
     preload_numerics()
 before = set(sys.modules)
-rng = np.random.default_rng(0)
-thresholds(1.0, samples, sigma=fit(samples).sigma, residuals=rng.standard_t(3, (1000, 4)))
+noise = StepNoise(sigma=fit(samples).sigma, freedom=9.0)
+thresholds(1.0, samples, noise=noise, excursions=Excursions())
 late = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(sorted(late & {{"scipy"}}))
 """

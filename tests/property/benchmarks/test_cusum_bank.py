@@ -1,17 +1,17 @@
 """The vectorised charts against a dumb loop, and what must not change them."""
 
-from math import isnan, sqrt
+from math import isnan
 
 import numpy as np
 from benchmarks import cusum_bank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.predictor.online.excursions import Excursions
+from pacekeeper.predictor.online.thresholds import chart_rules
 from pacekeeper.predictor.stats.cusum_design import (
     REFERENCES,
     ChartRule,
-    chart_rules,
-    empirical,
     gaussian,
     mean_run_length,
     samples_between_alarms,
@@ -19,12 +19,12 @@ from pacekeeper.predictor.stats.cusum_design import (
 )
 from support.examples import examples
 
-RULES = chart_rules(gaussian(), samples=200.0)
+RULES = chart_rules(200.0, Excursions())
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def residuals(seed: int, num_samples: int, num_ranks: int, gaps: float) -> np.ndarray:
-    """On a grid of 1/16, so that no sum of float32 is rounded; whitened ones are none the less."""
+    """On a grid of 1/16, so that no sum of float32 is rounded."""
     random = np.random.default_rng(seed)
     values = np.round(random.standard_t(3, (num_samples, num_ranks)) * 16) / 16
     values[:, 0] += 1.0
@@ -32,17 +32,15 @@ def residuals(seed: int, num_samples: int, num_ranks: int, gaps: float) -> np.nd
     return values
 
 
-def one_rank(rules: tuple[ChartRule, ...], values: list[float], r: float) -> list[bool]:
+def one_rank(rules: tuple[ChartRule, ...], values: list[float]) -> list[bool]:
     """The naive twin: one rank, one sample, one chart after the other."""
-    charts, last, alarms = [0.0] * len(rules), float("nan"), []
+    charts, alarms = [0.0] * len(rules), []
     for value in values:
         if isnan(value):
             alarms.append(False)
             continue
-        fresh = value if isnan(last) else (value - r * last) / sqrt(1 - r * r)
-        last = value
         charts = [
-            max(0.0, chart + min(fresh, rule.clip) - rule.k)
+            max(0.0, chart + min(value, rule.clip) - rule.k)
             for chart, rule in zip(charts, rules, strict=True)
         ]
         alarms.append(any(c > rule.h for c, rule in zip(charts, rules, strict=True)))
@@ -51,14 +49,14 @@ def one_rank(rules: tuple[ChartRule, ...], values: list[float], r: float) -> lis
     return alarms
 
 
-@given(seed=SEEDS, r=st.sampled_from([0.0, 0.2, -0.3]), gaps=st.sampled_from([0.0, 0.2]))
+@given(seed=SEEDS, gaps=st.sampled_from([0.0, 0.2]))
 @settings(max_examples=examples(40), deadline=None)
-def test_all_ranks_at_once_are_each_rank_by_itself(seed: int, r: float, gaps: float) -> None:
+def test_all_ranks_at_once_are_each_rank_by_itself(seed: int, gaps: float) -> None:
     values = residuals(seed, 120, 6, gaps)
     bank = cusum_bank.begin(RULES, 6)
-    _, alarms = cusum_bank.fold(RULES, bank, values, autocorrelation=r)
+    _, alarms = cusum_bank.fold(RULES, bank, values)
     for rank in range(6):
-        assert alarms[:, rank].tolist() == one_rank(RULES, values[:, rank].tolist(), r)
+        assert alarms[:, rank].tolist() == one_rank(RULES, values[:, rank].tolist())
 
 
 @given(seed=SEEDS, cut=st.integers(0, 50), gaps=st.sampled_from([0.0, 0.2]))
@@ -68,12 +66,11 @@ def test_batches_are_folded_as_their_samples_one_after_the_other(
 ) -> None:
     values = residuals(seed, 50, 5, gaps)
     start = cusum_bank.begin(RULES, 5)
-    whole, alarms = cusum_bank.fold(RULES, start, values, autocorrelation=0.2)
-    half, first = cusum_bank.fold(RULES, start, values[:cut], autocorrelation=0.2)
-    half, second = cusum_bank.fold(RULES, half, values[cut:], autocorrelation=0.2)
+    whole, alarms = cusum_bank.fold(RULES, start, values)
+    half, first = cusum_bank.fold(RULES, start, values[:cut])
+    half, second = cusum_bank.fold(RULES, half, values[cut:])
     assert np.array_equal(np.concatenate([first, second]), alarms)
     assert np.array_equal(half.charts, whole.charts)
-    assert np.array_equal(half.last, whole.last, equal_nan=True)
     assert not start.charts.any()
 
 
@@ -83,8 +80,8 @@ def test_a_permutation_of_ranks_permutes_the_alarms(seed: int, gaps: float) -> N
     values = residuals(seed, 80, 9, gaps)
     order = np.random.default_rng(seed).permutation(9)
     start = cusum_bank.begin(RULES, 9)
-    bank, alarms = cusum_bank.fold(RULES, start, values, autocorrelation=0.2)
-    other, permuted = cusum_bank.fold(RULES, start, values[:, order], autocorrelation=0.2)
+    bank, alarms = cusum_bank.fold(RULES, start, values)
+    other, permuted = cusum_bank.fold(RULES, start, values[:, order])
     assert np.array_equal(permuted, alarms[:, order])
     assert np.array_equal(other.charts, bank.charts[:, order])
 
@@ -92,7 +89,7 @@ def test_a_permutation_of_ranks_permutes_the_alarms(seed: int, gaps: float) -> N
 @given(
     samples=st.floats(1e3, 1e8),
     factor=st.floats(2.0, 100.0),
-    k=st.sampled_from(REFERENCES),
+    k=st.sampled_from(REFERENCES[:3]),
     clip=st.sampled_from([3.0, 8.0]),
 )
 @settings(max_examples=examples(15), deadline=None)
@@ -128,20 +125,3 @@ def test_twice_the_ranks_or_samples_or_half_the_alarms_ask_for_twice_as_many_sam
         samples_between_alarms(rate / factor, num_ranks=ranks, samples_per_rank_s=speed),
     ):
         assert abs(other / base / factor - 1) < 1e-9
-
-
-@given(seed=SEEDS, scale=st.floats(0.1, 10.0))
-@settings(max_examples=examples(15), deadline=None)
-def test_thresholds_scale_with_the_residuals(seed: int, scale: float) -> None:
-    history = np.random.default_rng(seed).standard_t(4, 3_000)
-    one = threshold(empirical(history), k=0.5, clip=2.0, samples=1e4)
-    scaled = empirical(history * scale)
-    other = threshold(scaled, k=0.5 * scale, clip=2.0 * scale, samples=1e4)
-    assert abs(other / (one * scale) - 1) < 1e-3
-
-
-def test_the_charts_together_raise_what_was_asked_for_and_no_more_than_that() -> None:
-    rules = chart_rules(gaussian(), samples=1_000.0)
-    values = np.random.default_rng(7).standard_normal((2_000, 1_000))
-    _, alarms = cusum_bank.fold(rules, cusum_bank.begin(rules, 1_000), values)
-    assert 1_000.0 <= alarms.size / alarms.sum() < 1_400.0

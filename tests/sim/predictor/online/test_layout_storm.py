@@ -77,9 +77,24 @@ def test_a_fault_that_begins_in_mid_step_is_measured_without_that_step(
 def test_a_fault_that_begins_after_few_healthy_steps_is_named(seed: int, num_healthy: int) -> None:
     job, rank = SyntheticJob(seed=seed, **DEVICE_CLOCK), seed % 4
     evidence, _, _ = run(job, CONFIG.skip_steps + num_healthy)
-    evidence, found, _ = run(job, 3, {rank: 1.6}, evidence)
+    evidence, found, _ = run(job, 4, {rank: 1.6}, evidence)
     assert [finding.rank for finding in found] == [rank]
     assert found[0].slowdown == pytest.approx(1.6, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_on_a_quiet_clock_three_healthy_steps_and_two_slow_ones_suffice(seed: int) -> None:
+    job, rank = SyntheticJob(seed=seed, noise=0.004), seed % 4
+    evidence, _, _ = run(job, CONFIG.skip_steps + 3)
+    evidence, found, _ = run(job, 2, {rank: 1.2}, evidence)
+    assert [finding.rank for finding in found] == [rank]
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_a_rank_that_is_slow_from_the_first_step_is_named_beside_its_peers(seed: int) -> None:
+    job, rank = SyntheticJob(seed=seed, num_ranks=8, noise=0.004), seed % 8
+    evidence, found, _ = run(job, CONFIG.skip_steps + 5, {rank: 1.2})
+    assert [finding.rank for finding in found] == [rank]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])

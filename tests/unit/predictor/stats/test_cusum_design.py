@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.stats.cusum_design import (
-    CLIPS,
-    LEAST_HISTORY,
-    REFERENCES,
     autocorrelation,
-    chart_rules,
-    empirical,
     gaussian,
     mean_run_length,
     samples_between_alarms,
@@ -84,46 +79,6 @@ def test_an_alarm_a_day_of_a_job_is_shared_by_all_samples_of_all_ranks() -> None
     assert a_day == pytest.approx(7.08e7, rel=0.001)
     with pytest.raises(ValueError, match="above 0"):
         samples_between_alarms(0.0, num_ranks=4, samples_per_rank_s=1.0)
-
-
-def test_the_budget_is_shared_evenly_by_the_charts() -> None:
-    for rule in chart_rules(gaussian(), samples=1e4):
-        own = mean_run_length(gaussian(), k=rule.k, clip=rule.clip, h=rule.h)
-        assert own == pytest.approx(1e4 * len(REFERENCES), rel=0.02)
-
-
-def test_a_long_normal_history_gives_the_thresholds_of_the_formula() -> None:
-    history = np.random.default_rng(1).standard_normal(400_000)
-    ours = threshold(empirical(history), k=0.5, clip=3.0, samples=1e4)
-    assert ours == pytest.approx(threshold(gaussian(), k=0.5, clip=3.0, samples=1e4), rel=0.02)
-
-
-def test_heavy_tails_are_clipped_low_and_ask_for_a_higher_threshold() -> None:
-    history = np.random.default_rng(2).standard_t(3, 200_000) / 1.134
-    law, normal = empirical(history), gaussian()
-    rules = chart_rules(law, samples=1e6)
-    assert rules[0].clip < 3.0
-    assert threshold(law, k=1.25, clip=6.0, samples=1e6) > 2 * threshold(
-        normal, k=1.25, clip=6.0, samples=1e6
-    )
-
-
-def test_a_tail_beyond_what_was_seen_is_exponential() -> None:
-    law = empirical(np.random.default_rng(3).exponential(1.0, 10_000))
-    assert 1.0 - law.share_below(np.array([12.0]))[0] == pytest.approx(np.exp(-12.0), rel=1.0)
-
-
-def test_a_law_narrower_than_a_chart_looks_is_bounded_by_the_normal_one() -> None:
-    history = np.random.default_rng(4).uniform(-0.2, 0.2, 5_000)
-    (rule,) = chart_rules(empirical(history), samples=1e6, references=(0.5,))
-    assert rule.clip == min(CLIPS)
-    normal = threshold(gaussian(), k=0.5, clip=rule.clip, samples=1e6)
-    assert rule.h == pytest.approx(normal)
-
-
-def test_a_history_too_short_for_a_law_is_refused() -> None:
-    with pytest.raises(ValueError, match="residuals"):
-        empirical(np.full(LEAST_HISTORY, np.nan))
 
 
 @pytest.mark.parametrize("wanted", [-0.3, 0.0, 0.2, 0.6])

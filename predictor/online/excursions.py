@@ -1,0 +1,77 @@
+"""How far the charts of a job's healthy ranks rise: what its thresholds are made of. Pure.
+
+Between two visits at zero a chart makes an excursion. How often one reaches a height says how often
+a threshold at that height raises a false alarm, whatever the law of the residuals, and however they
+last: heavy tails, autocorrelation and bouts of slowness are all in it. Beyond the heights that were
+seen the tail is exponential (Cramer and Lundberg; for residuals that depend on each other, too).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import log, sqrt
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.cusum_design import REFERENCES
+
+EDGES = 1.05 ** np.arange(160)  # of the heights that are counted together, in sigma; up to 2,300
+TAIL = 50  # of the highest peaks: their mean excess is the scale of the tail
+CHANCE = 2.0  # standard errors of a count
+OWN_RANKS = 3  # ranks whose findings may all be faults, however often they come back
+_MIDDLES = np.concatenate([0.5 * (EDGES[1:] + EDGES[:-1]), EDGES[-1:]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Excursions:
+    """Peaks of the charts of healthy ranks.
+
+    Attributes:
+        num_samples: folded so far, of all ranks.
+        num_folds: of a sample of each rank.
+        counts: excursions that ended by themselves, by height [charts, EDGES].
+        findings: by rank, those that opened a finding from which the rank recovered by itself
+            [charts, EDGES].
+    """
+
+    num_samples: int = 0
+    num_folds: int = 0
+    counts: Array = field(default_factory=lambda: np.zeros((len(REFERENCES), len(EDGES))))
+    findings: Mapping[int, Array] = field(default_factory=dict)
+
+
+def by_height(peaks: Array) -> Array:
+    """Count peaks by height: [peaks] -> [EDGES]; those below the first edge are left out."""
+    at = np.searchsorted(EDGES, peaks[peaks >= EDGES[0]], side="right") - 1
+    return np.bincount(at, minlength=len(EDGES)).astype(np.float64)
+
+
+def with_finding(excursions: Excursions, rank: int, peaks: Array) -> Excursions:
+    """Add a finding that has ended by itself, with its charts' peaks [charts].
+
+    Noise strikes all ranks, faults a few: the `OWN_RANKS` ranks with the most are not counted.
+    """
+    own = excursions.findings.get(rank, np.zeros_like(excursions.counts))
+    own = own + np.stack([by_height(np.array([peak])) for peak in peaks])
+    return replace(excursions, findings={**excursions.findings, rank: own})
+
+
+def height(excursions: Excursions, chart: int, samples: float) -> float | None:
+    """The height that a chart of a healthy rank reaches once in so many samples.
+
+    Returns:
+        None while fewer than TAIL excursions were seen.
+    """
+    counts = excursions.counts[chart]
+    if len(excursions.findings) > OWN_RANKS:
+        ended = sorted((own[chart] for own in excursions.findings.values()), key=np.sum)
+        counts = counts + np.sum(ended[:-OWN_RANKS], axis=0)
+    beyond = np.cumsum(counts[::-1])[::-1]
+    if beyond[0] < TAIL:
+        return None
+    allowed = excursions.num_samples / samples
+    at = int(np.flatnonzero(beyond >= max(TAIL, allowed))[-1]) if beyond[0] >= allowed else 0
+    excess = float(counts[at:] @ _MIDDLES[at:] / beyond[at] - EDGES[at])
+    followed = EDGES[at] + excess * log(max(1.0, beyond[at] / allowed))
+    shown = EDGES[beyond <= allowed + CHANCE * sqrt(allowed)][0]  # wild samples have no such tail
+    return float(max(followed, shown))
