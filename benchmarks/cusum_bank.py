@@ -1,7 +1,7 @@
 """Several CUSUM charts per rank, folded sample by sample for all ranks at once. Pure.
 
 Each chart is tuned to one size of shift and has its part of the rate of false alarms; a rank alarms
-with the first that crosses. State is a float per chart, and no rank's state depends on another rank.
+with the first that crosses. State is a float per chart; no rank's depends on another rank.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,7 @@ class CusumState:
 
 def begin(rules: tuple[ChartRule, ...], num_ranks: int) -> CusumState:
     """All charts at zero: the worst case of a delay."""
-    return CusumState(
-        charts=np.zeros((len(rules), num_ranks), dtype=np.float32)
-    )
+    return CusumState(charts=np.zeros((len(rules), num_ranks), dtype=np.float32))
 
 
 def fold(

@@ -16,7 +16,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepReco
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.offline.residuals import TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.model_training import REFIT_PERIOD_STEPS
+from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
+from pacekeeper.predictor.online.update import WANDER
+from pacekeeper.predictor.stats.cusum_design import samples_between_alarms
+from pacekeeper.predictor.stats.robust import robust_scale
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 
@@ -46,6 +53,15 @@ RANKS_PER_NODE = 8
 FACTORS = {1.03: 4, 1.05: 2, 1.1: 2, 1.2: 2}  # and the slow steps within which 95 % must be found
 FOUND = 0.95
 TOKENS_PER_S = 1e6  # of the work told: a micro-batch of a second has a million tokens
+ASKED = (1.0, 10.0, 100.0)  # false alarms a job-day
+BLOCKS = (8, 32)  # steps of residuals that are resampled together
+RATE_WITHIN = 2.0
+SETTLED_STEPS = 3  # of a recorded run, from which on its noise is a job's
+LONG_STEPS = 100  # fewer say nothing of how noise lasts
+COLUMNS = 4_096  # ranks that are folded at once
+LEARNING_STEPS = (
+    256  # in which COLUMNS ranks show what a job of 64 shows in a hundred times as many
+)
 CONFIG = ControllerConfig(policy=PolicyConfig(mode="observe"))
 
 
@@ -252,6 +268,78 @@ def show_injected(
     return rows, clean
 
 
+def residuals_of_ranks(job: RecordedJob) -> Array:
+    """Log of each rank's time in a step beside its stage and its own middle [steps, ranks]."""
+    log_s = np.log(np.nansum(job.observed_s[SETTLED_STEPS:], axis=1))
+    for stage in set(job.stage):
+        own = np.array(job.stage) == stage
+        log_s[:, own] -= np.median(log_s[:, own], axis=1, keepdims=True)
+    residuals: Array = log_s - np.median(log_s, axis=0)
+    return residuals
+
+
+def alarm_rate(job: RecordedJob, asked: float, block_steps: int, expected: int, seed: int) -> float:
+    """False alarms raised over those asked for, until `expected` were asked for.
+
+    The ranks' residuals are resampled in blocks of steps and folded through the charts from a job's
+    first step on; each alarm is a finding that ends by itself. A sample has the rate that it has in
+    a job of as many ranks and steps a day as the recorded one; COLUMNS of them are folded at once.
+    """
+    rng, residuals = np.random.default_rng(seed), residuals_of_ranks(job)
+    step_s = float(np.median(np.nansum(job.observed_s[SETTLED_STEPS:], axis=1).max(axis=1)))
+    between = samples_between_alarms(
+        asked, num_ranks=job.num_ranks, samples_per_rank_s=1.0 / step_s
+    )
+    sigma = robust_scale(residuals)
+    charts = cusum.with_ranks(cusum.no_charts(), range(COLUMNS))
+    doubt, is_open = np.full(COLUMNS, WANDER), np.zeros(COLUMNS, dtype=np.bool_)
+    alarms, num_steps = 0, ceil(expected * between / COLUMNS)
+    for step in range(num_steps):
+        if step % block_steps == 0:
+            rank = rng.integers(residuals.shape[1], size=COLUMNS)
+            first = rng.integers(len(residuals) - block_steps + 1, size=COLUMNS)
+        if step < LEARNING_STEPS or step % REFIT_PERIOD_STEPS == 0:
+            limits = Thresholds(rules=chart_rules(between, charts.excursions))
+        charts = cusum.advance(
+            limits,
+            charts,
+            step=step,
+            log_ratio=residuals[first + step % block_steps, rank],
+            doubt=doubt,
+            sigma=sigma,
+            is_open=is_open,
+        )
+        found = np.flatnonzero(cusum.suspicion(limits, charts) >= 1.0)
+        if len(found):
+            alarms += len(found)
+            charts = cusum.recovered(charts, found.tolist())
+            levels = charts.levels.copy()
+            levels[:, found] = 0.0
+            charts = replace(charts, levels=levels)
+    return alarms / (num_steps * COLUMNS / between)
+
+
+def show_rates(
+    console: Console, jobs: Sequence[RecordedJob], options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    table = Table(title=f"false alarms raised over asked for, {options.expected} asked for")
+    for column in ("data", "block of steps", *(f"{asked:g} a job-day" for asked in ASKED)):
+        table.add_column(column, justify="right")
+    rows: dict[str, dict[str, float]] = {}
+    for job in jobs:
+        for block in BLOCKS:
+            found = {
+                f"{asked:g}": round(
+                    alarm_rate(job, asked, block, options.expected, options.seed), 2
+                )
+                for asked in ASKED
+            }
+            rows[f"{job.name}, blocks of {block}"] = found
+            table.add_row(job.name, str(block), *(f"{ratio:.2f}" for ratio in found.values()))
+    console.print(table)
+    return rows
+
+
 def jobs_of(data: Path) -> list[RecordedJob]:
     """The healthy runs that a folder of data holds."""
     found = []
@@ -271,9 +359,27 @@ def main() -> int:
     parser.add_argument("--healthy", type=int, default=8, help="least healthy steps before one")
     parser.add_argument("--only", default="", help="the data sets whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--rates",
+        dest="expected",
+        type=int,
+        nargs="?",
+        const=100,
+        default=0,
+        help="play healthy residuals until so many false alarms were asked for (100), no more",
+    )
     options = parser.parse_args()
     console = Console(width=200)
     jobs = [job for job in jobs_of(options.data) if options.only in job.name]
+    if options.expected:
+        long = [job for job in jobs if job.num_steps >= LONG_STEPS]
+        rates = show_rates(console, long, options)
+        kept = {
+            name: {asked: 1.0 / RATE_WITHIN <= ratio <= RATE_WITHIN for asked, ratio in row.items()}
+            for name, row in rates.items()
+        }
+        print(json.dumps({"rates": rates, "holds": kept}))
+        return 0 if all(all(row.values()) for row in kept.values()) else 1
     rows, clean = show_injected(console, jobs, options)
     holds = {
         f"{name} {factor}": found[factor][OURS]["found"] >= FOUND

@@ -27,7 +27,7 @@ from pacekeeper.simulator.readers.perseus import FULL_POWER_W, CappedRun, joined
 
 SEEN = 10  # iterations after the onset
 BARS = {275: 0.70, 250: 0.95}  # and all of those below
-EFFECTIVE = 1.015
+EFFECTIVE, CLEAR = 1.015, 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,12 @@ class Case:
     cap_w: Mapping[int, int]
 
 
-def cases(runs: tuple[CappedRun, ...], every: int) -> Iterator[Case]:
-    """All onsets of a file; below 250 W only every so many of the single ones."""
+def cases(
+    runs: tuple[CappedRun, ...], every: int, healthy_iterations: int | None
+) -> Iterator[Case]:
+    """All onsets of a file, after so many iterations of history (None: all that were recorded);
+    below 250 W only every so many of the single ones.
+    """
     for job in sorted({run.job for run in runs}, key=str):
         own = [run for run in runs if run.job == job]
         healthy = [run for run in own if run.is_healthy]
@@ -51,10 +55,13 @@ def cases(runs: tuple[CappedRun, ...], every: int) -> Iterator[Case]:
             if run.scheduler != "zeus_local":
                 continue
             if max(run.cap_w.values()) >= FULL_POWER_W:
-                yield _case("several", joined(healthy, run), sum(lengths), run.cap_w)
+                trace = joined(healthy, run, healthy_iterations=healthy_iterations)
+                yield _case("several", trace, sum(lengths), run.cap_w)
             for rank, cap in run.cap_w.items():
                 if cap < FULL_POWER_W and (cap >= 250 or (run.setting + rank) % every == 0):
-                    trace = joined(healthy, run, victims=[rank])
+                    trace = joined(
+                        healthy, run, victims=[rank], healthy_iterations=healthy_iterations
+                    )
                     caps = dict.fromkeys(run.cap_w, FULL_POWER_W) | {rank: cap}
                     yield _case("one", trace, sum(lengths[:-1]), caps)
 
@@ -79,19 +86,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--every", type=int, default=4, help="of the onsets below 250 W")
+    parser.add_argument(
+        "--healthy", type=int, default=None, help="iterations of history (all that were recorded)"
+    )
     options = parser.parse_args()
     rows: dict[tuple[str, str, int], list[tuple[bool, bool]]] = defaultdict(list)
     delays: dict[int, list[int]] = defaultdict(list)
+    clear: dict[str, list[bool]] = defaultdict(list)
     for path in sorted((options.data / "perseus_power_capped").glob("rank_iterations_*.parquet")):
-        for case in cases(read_perseus(path), options.every):
+        for case in cases(read_perseus(path), options.every, options.healthy):
             times_s, _, ranks = matrix(case.trace)
-            healthy_s = np.median(times_s[: case.onset], axis=0)
-            slowdown = np.median(times_s[case.onset :], axis=0) / healthy_s
+            before = int((steps_of(case.trace) < case.onset).sum())
+            healthy_s = np.median(times_s[:before], axis=0)
+            slowdown = np.median(times_s[before:], axis=0) / healthy_s
             for rule in (OURS, *RULES):
                 named = accused(case.trace, rule, healthy=case.healthy)
                 for rank, cap in case.cap_w.items():
-                    is_real = bool(slowdown[ranks.index(rank)] >= EFFECTIVE)
-                    rows[rule, case.kind, cap].append((rank in named, is_real))
+                    measured = float(slowdown[ranks.index(rank)])
+                    rows[rule, case.kind, cap].append((rank in named, measured >= EFFECTIVE))
+                    if rule == OURS and measured >= CLEAR:
+                        clear[case.kind].append(rank in named)
             if case.kind == "one":
                 rank, cap = min(case.cap_w.items(), key=lambda item: item[1])
                 delays[cap].append(_delay(case, rank))
@@ -120,7 +134,9 @@ def main() -> int:
             *(f"{found[rule]:.0%}" for rule in RULES),
         )  # fmt: skip
     Console(width=150).print(table)
-    print(json.dumps({"rows": figures, "holds": holds}))
+    clearly = {kind: {"gpus": len(hits), "found": share(hits)} for kind, hits in clear.items()}
+    print(f"of those measured at x{CLEAR} and more: {clearly}")
+    print(json.dumps({"rows": figures, "clear": clearly, "holds": holds}))
     return 0 if all(holds.values()) else 1
 
 

@@ -119,7 +119,9 @@ def series(noise: Noise, random: np.random.Generator, num_samples: int, num_rank
     return values
 
 
-def counted(noise: Noise, rules: tuple[ChartRule, ...], asked: float, seed: int, alarms: int) -> float:
+def counted(
+    noise: Noise, rules: tuple[ChartRule, ...], asked: float, seed: int, alarms: int
+) -> float:
     """Samples between two false alarms, counted until there were about so many alarms."""
     random = np.random.default_rng(seed)
     bank = cusum_bank.begin(rules, COUNTED_RANKS)
@@ -135,7 +137,12 @@ def counted(noise: Noise, rules: tuple[ChartRule, ...], asked: float, seed: int,
 
 
 def by_importance(
-    noise: Noise, rules: tuple[ChartRule, ...], seed: int, *, samples: int = 400, streams: int = 20_000
+    noise: Noise,
+    rules: tuple[ChartRule, ...],
+    seed: int,
+    *,
+    samples: int = 400,
+    streams: int = 20_000,
 ) -> float:
     """Samples between two false alarms: samples / P(an alarm within them), few of them.
 
@@ -163,7 +170,13 @@ def by_importance(
 
 
 def measured_delay(
-    noise: Noise, rules: tuple[ChartRule, ...], shift: float, seed: int, *, warm: int = 0, runs: int = 10_000
+    noise: Noise,
+    rules: tuple[ChartRule, ...],
+    shift: float,
+    seed: int,
+    *,
+    warm: int = 0,
+    runs: int = 10_000,
 ) -> float:
     """Mean samples to the alarm; `warm`: healthy samples before the shift, else charts at zero."""
     random = np.random.default_rng(seed)

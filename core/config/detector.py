@@ -61,10 +61,10 @@ class DetectorConfig:
     cost_model: Regressor = ""
     # Least noise assumed of a step (log of observed / expected, one sigma).
     sigma_floor: PositiveFloat = 0.002
-    # False findings per day of a healthy job; the thresholds follow at each fit from the ranks, the
-    # length of a step and the residuals. Ten times fewer cost a small slowdown some steps and a
-    # large one nothing. Below 2,000 residuals their law counts as normal: wild samples of shared
-    # hosts raise some ten times more there. The first 32 steps of a job count as a tenth of a day.
+    # False findings per day of a healthy job. Thresholds follow at each fit from the ranks, the
+    # length of a step, and how far the charts of the job's own ranks rose in health: at first they
+    # are as high as a healthy MoE job with bouts of noise asks for. Ten times fewer cost a small
+    # slowdown some steps and a large one nothing. The first 32 steps count as a tenth of a day.
     false_alarms_per_job_day: PositiveFloat = 0.1
     # Last steps that must agree on a slowdown; twice as many with a noisy clock.
     min_steps: PositiveInt = 2

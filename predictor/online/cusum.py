@@ -30,8 +30,8 @@ class Charts:
 
     `levels` [charts, ranks] in sigma, `peaks` their highest in the newest step, `rises` since they
     last were zero (where a finding is open: when it was opened). `excursions`: of the past.
-    `baseline`: log of the rank's own healthy pace; `baseline_doubt`: what that may be wrong by, beyond what the
-    charts allow for.
+    `baseline`: log of the rank's own healthy pace; `baseline_doubt`: what that may be wrong by,
+    beyond what the charts allow for.
     `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
     `recent_doubt`: what the model of the time may have been wrong by (log, at most).
     `doubt`: the same on the rank's newest work; `sample_doubt`: the mean of what was taken off the
@@ -119,9 +119,7 @@ def advance(
     )
 
 
-def _folded(
-    limits: Thresholds, charts: Charts, z: Array
-) -> tuple[Array, Array, Array, Array]:
+def _folded(limits: Thresholds, charts: Charts, z: Array) -> tuple[Array, Array, Array, Array]:
     """All charts after the samples z [samples, ranks], their highest on the way and since they were
     zero, and the excursions that ended, by height; a rank without a sample (NaN) stays.
     """

@@ -89,7 +89,7 @@ def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
 
 
 def share_noise(by_role: Mapping[str, Evidence]) -> dict[str, Evidence]:
-    """Tell each role of a job what noise the others showed, in the steps in which one was fitted."""
+    """Give each role of a job the noise that the others showed, in steps in which one is fitted."""
     if not any(own.model is not None and own.steps_since_fit == 0 for own in by_role.values()):
         return dict(by_role)
     shared = {}

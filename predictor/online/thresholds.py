@@ -148,6 +148,8 @@ def chart_rules(between: float, excursions: Excursions) -> tuple[ChartRule, ...]
 def _prior_rules(between: float) -> tuple[ChartRule, ...]:
     own = between * len(REFERENCES)
     return tuple(
-        ChartRule(k=k, clip=clip, h=more + times * threshold(gaussian(), k=k, clip=clip, samples=own))
+        ChartRule(
+            k=k, clip=clip, h=more + times * threshold(gaussian(), k=k, clip=clip, samples=own)
+        )
         for k, clip, (times, more) in zip(REFERENCES, CLIPS, BOUTS, strict=True)
     )

@@ -142,10 +142,10 @@ def _charted(
     ratio = log_ratios(model, sample, evidence.slow)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
-    doubt = np.hypot(known, DOUBTS * model.doubt(sample.features))
+    doubt = known + DOUBTS * model.doubt(sample.features)
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        parts = replace(parts, doubt=np.hypot(known, DOUBTS * parts.doubt))
+        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))

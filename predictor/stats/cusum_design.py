@@ -6,7 +6,6 @@ the mean number of samples between false alarms, under the shifted law it is the
 charts share one budget: each gets its part of the rate, and the sum bounds what all of them raise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt

@@ -93,7 +93,7 @@ def test_on_a_quiet_clock_three_healthy_steps_and_two_slow_ones_suffice(seed: in
 @pytest.mark.parametrize("seed", seeds(8))
 def test_a_rank_that_is_slow_from_the_first_step_is_named_beside_its_peers(seed: int) -> None:
     job, rank = SyntheticJob(seed=seed, num_ranks=8, noise=0.004), seed % 8
-    evidence, found, _ = run(job, CONFIG.skip_steps + 5, {rank: 1.2})
+    _, found, _ = run(job, CONFIG.skip_steps + 5, {rank: 1.2})
     assert [finding.rank for finding in found] == [rank]
 
 
