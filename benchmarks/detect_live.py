@@ -58,10 +58,7 @@ BLOCKS = (8, 32)  # steps of residuals that are resampled together
 RATE_WITHIN = 2.0
 SETTLED_STEPS = 3  # of a recorded run, from which on its noise is a job's
 LONG_STEPS = 100  # fewer say nothing of how noise lasts
-COLUMNS = 4_096  # ranks that are folded at once
-LEARNING_STEPS = (
-    256  # in which COLUMNS ranks show what a job of 64 shows in a hundred times as many
-)
+COLUMNS = {1.0: 4_096, 10.0: 512, 100.0: 64}  # ranks folded at once, by the rate asked for
 CONFIG = ControllerConfig(policy=PolicyConfig(mode="observe"))
 
 
@@ -283,7 +280,7 @@ def alarm_rate(job: RecordedJob, asked: float, block_steps: int, expected: int, 
 
     The ranks' residuals are resampled in blocks of steps and folded through the charts from a job's
     first step on; each alarm is a finding that ends by itself. A sample has the rate that it has in
-    a job of as many ranks and steps a day as the recorded one; COLUMNS of them are folded at once.
+    a job of as many ranks and steps a day as the recorded one; `COLUMNS` are folded at once.
     """
     rng, residuals = np.random.default_rng(seed), residuals_of_ranks(job)
     step_s = float(np.median(np.nansum(job.observed_s[SETTLED_STEPS:], axis=1).max(axis=1)))
@@ -291,14 +288,16 @@ def alarm_rate(job: RecordedJob, asked: float, block_steps: int, expected: int, 
         asked, num_ranks=job.num_ranks, samples_per_rank_s=1.0 / step_s
     )
     sigma = robust_scale(residuals)
-    charts = cusum.with_ranks(cusum.no_charts(), range(COLUMNS))
-    doubt, is_open = np.full(COLUMNS, WANDER), np.zeros(COLUMNS, dtype=np.bool_)
-    alarms, num_steps = 0, ceil(expected * between / COLUMNS)
+    columns = COLUMNS[asked]
+    refit_steps = max(1, REFIT_PERIOD_STEPS * job.num_ranks // columns)
+    charts = cusum.with_ranks(cusum.no_charts(), range(columns))
+    doubt, is_open = np.full(columns, WANDER), np.zeros(columns, dtype=np.bool_)
+    alarms, num_steps = 0, ceil(expected * between / columns)
     for step in range(num_steps):
         if step % block_steps == 0:
-            rank = rng.integers(residuals.shape[1], size=COLUMNS)
-            first = rng.integers(len(residuals) - block_steps + 1, size=COLUMNS)
-        if step < LEARNING_STEPS or step % REFIT_PERIOD_STEPS == 0:
+            rank = rng.integers(residuals.shape[1], size=columns)
+            first = rng.integers(len(residuals) - block_steps + 1, size=columns)
+        if step % refit_steps == 0:
             limits = Thresholds(rules=chart_rules(between, charts.excursions))
         charts = cusum.advance(
             limits,
@@ -316,7 +315,7 @@ def alarm_rate(job: RecordedJob, asked: float, block_steps: int, expected: int, 
             levels = charts.levels.copy()
             levels[:, found] = 0.0
             charts = replace(charts, levels=levels)
-    return alarms / (num_steps * COLUMNS / between)
+    return alarms / (num_steps * columns / between)
 
 
 def show_rates(

@@ -159,9 +159,16 @@ def _finding(
         reason=(
             f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
             f"{expected_ms:.0f} ms; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
-            f"median of {agreed}; {beside}"
+            f"median of {agreed}; {beside}; {_crossed(evidence, i)}"
         ),
     )
+
+
+def _crossed(evidence: Evidence, i: int) -> str:
+    """The chart of a rank that is furthest beyond its threshold, in words."""
+    rules, peaks = limits_of(evidence).rules, evidence.charts.peaks[:, i]
+    rule, peak = max(zip(rules, peaks.tolist(), strict=True), key=lambda one: one[1] / one[0].h)
+    return f"its chart of {2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}"
 
 
 def update_alarms(
@@ -174,7 +181,9 @@ def update_alarms(
         if rank not in charts.ranks:
             continue
         i = charts.ranks.index(rank)
-        series, doubt, told = series_of(charts, i), float(charts.doubt[i]), evidence.slow[rank]
+        series, told = series_of(charts, i), evidence.slow[rank]
+        # As of the model that judged each step: a newer one knows better, the log ratios do not.
+        doubt = float(charts.recent_doubt[-config.measure_steps :, i].max())
         if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
             recovered.append(rank)
             continue

@@ -21,7 +21,7 @@ CELLS = 160  # of [0, h]: run lengths within 1 % of the integral equation's
 MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in double precision
 # Half of the shifts to be found soon, in sigma, and what one sample may add to that chart.
 REFERENCES = (0.5, 1.25, 2.25, 4.5)
-CLIPS = (3.0, 4.0, 6.0, 8.0)
+CLIPS = (3.0, 4.0, 5.5, 8.0)
 AUTOCORRELATION_CLIP = 3.0  # sigma: one wild pair must not make an autocorrelation
 WHITEN_ABOVE = 0.1  # autocorrelation that moves a rate by more than a factor of two
 
