@@ -113,7 +113,7 @@ def problem_asked(view: PlanningSnapshot) -> PartitionProblem:
     return problem
 
 
-@pytest.mark.parametrize("seed", [5, stress(6)])
+@pytest.mark.parametrize("seed", [5, stress(8)])
 def test_a_hopeless_rank_stands_by_until_a_probe_finds_it_well(seed: int) -> None:
     policy = replace(CONFIG.policy, may_leave_out=True)
     cluster = PaperCluster(
