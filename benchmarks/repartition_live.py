@@ -120,7 +120,7 @@ def _cases() -> tuple[Case, ...]:
             "num_stages": 4, "num_layers": 32, "rows_per_microbatch": 8, "step_s": 2.5,
         },
         "data, pipeline": {
-            "num_stages": 2, "num_layers": 16, "rows_per_microbatch": 8, "step_s": 2.5,
+            "num_stages": 2, "num_layers": 16, "rows_per_microbatch": 10, "step_s": 2.5,
         },
         "tensor, pipeline": {
             "num_stages": 2, "tensor_size": 2, "num_layers": 16, "rows_per_microbatch": 16,
