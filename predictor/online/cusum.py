@@ -17,7 +17,6 @@ from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
 
 WINDOW_STEPS = 32  # of recent log ratios kept
-WINDOW_PARTS = 32  # micro-batches kept, at the least those of the newest step
 CEILING = 2.0  # of the threshold: evidence of long ago must drain within a few steps
 QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt
 PACE_SPREAD = 0.02  # one sigma of the log paces of healthy ranks
@@ -35,9 +34,8 @@ class Charts:
     `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
     `recent_doubt`: what the model of the time may have been wrong by (log, at most).
     `doubt`: the same on the rank's newest work; `sample_doubt`: the mean of what was taken off the
-    newest step's samples, its micro-batches where these are told. `recent_parts` [micro-batches,
-    ranks]: their log ratios less the baseline, newest last; `num_parts` of them are a step's, 1
-    where none are told.
+    newest step's samples, its micro-batches where these are reported. `num_parts`: micro-batches
+    of a step, 1 where none are reported.
     """
 
     ranks: tuple[int, ...]
@@ -51,7 +49,6 @@ class Charts:
     recent: Array
     recent_doubt: Array
     recent_steps: tuple[int, ...]
-    recent_parts: Array
     num_parts: int = 1
     excursions: Excursions = field(default_factory=Excursions)
 
@@ -62,7 +59,6 @@ def no_charts() -> Charts:
         ranks=(), levels=no_levels, peaks=no_levels, rises=no_levels, baseline=none,
         baseline_doubt=none, doubt=none, sample_doubt=none,
         recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
-        recent_parts=np.zeros((0, 0)),
     )  # fmt: skip
 
 
@@ -86,13 +82,10 @@ def advance(
     """
     own = log_ratio - charts.baseline
     doubt = np.where(np.isfinite(log_ratio), doubt, charts.doubt)
-    recent_parts = charts.recent_parts
     if parts is None:
         rows, doubts, num_parts = own[None], doubt[None], 1
     else:
         rows, doubts, num_parts = parts.log_ratio - charts.baseline, parts.doubt, len(parts.doubt)
-        kept = max(WINDOW_PARTS, num_parts)
-        recent_parts = np.concatenate([charts.recent_parts, rows])[-kept:]
     beyond = np.sign(rows) * np.maximum(np.abs(rows) - doubts, 0.0)
     z = np.where(is_open, np.nan, limits.weight * beyond / (sqrt(num_parts) * sigma))
     levels, peaks, rises, ended = _folded(limits, charts, z)
@@ -114,7 +107,6 @@ def advance(
         recent=np.concatenate([charts.recent, own[None]])[-WINDOW_STEPS:],
         recent_doubt=np.concatenate([charts.recent_doubt, doubt[None]])[-WINDOW_STEPS:],
         recent_steps=(*charts.recent_steps, step)[-WINDOW_STEPS:],
-        recent_parts=recent_parts,
         num_parts=num_parts,
     )
 
@@ -174,7 +166,6 @@ def rebased(charts: Charts, baseline: Array, doubt: Array) -> Charts:
         baseline=baseline,
         baseline_doubt=doubt,
         recent=charts.recent + shift,
-        recent_parts=charts.recent_parts + shift,
     )
 
 
@@ -218,5 +209,4 @@ def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
         sample_doubt=pick(charts.sample_doubt, 0.0),
         recent=pick(charts.recent, np.nan),
         recent_doubt=pick(charts.recent_doubt, 0.0),
-        recent_parts=pick(charts.recent_parts, np.nan),
     )
