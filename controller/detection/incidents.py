@@ -305,21 +305,28 @@ def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobStat
 
 
 def note_link_probe(
-    job: JobState, tier: Tier | None, text: str, places: tuple[LinkPlace, ...] = ()
+    job: JobState,
+    tier: Tier | None,
+    text: str,
+    places: tuple[LinkPlace, ...] = (),
+    *,
+    keeps_earlier: bool = False,
 ) -> tuple[JobState, list[Command]]:
-    """Record the result of a probe of pairs on all open link findings.
+    """Record the result of a probe of pairs in the open link incidents.
 
     Args:
         job: The job.
         tier: The tier of the findings from now on; None: unchanged.
         text: What the probe showed.
         places: Where the slow link is; several cannot be told apart; empty: not located.
+        keeps_earlier: Leave incidents that have a result as they are.
     """
     commands: list[Command] = []
     known = []
     for incident in job.incidents:
         finding = incident.finding
-        if incident.is_open and finding.kind is FindingKind.LINK:
+        is_kept = keeps_earlier and finding.probe
+        if incident.is_open and finding.kind is FindingKind.LINK and not is_kept:
             finding = replace(finding, tier=tier or finding.tier, probe=text, places=places)
             incident = replace(incident, finding=finding)
             said = f"job={job.name} incident={incident.incident_id} {finding.tier} {text}"

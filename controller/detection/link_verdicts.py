@@ -57,7 +57,9 @@ def apply_pairs(job: JobState, question: OpenProbe) -> tuple[JobState, list[Comm
     known, suspects = job.detection.link_probes, _open_findings(job)
     rates = rates_of(question.pairs.values(), question.ranks)
     if rates is None:
-        return incidents.note_link_probe(job, None, UNMEASURED) if suspects else (job, [])
+        if suspects:
+            job = _with(job, replace(known, num_unlocated=known.num_unlocated + 1))
+        return incidents.note_link_probe(job, None, UNMEASURED, keeps_earlier=True)
     if not suspects:
         return _with(job, replace(known, history=known.history.learn(rates))), []
     node_of = {rank: job.ranks[rank].node for rank in question.ranks}
@@ -65,12 +67,15 @@ def apply_pairs(job: JobState, question: OpenProbe) -> tuple[JobState, list[Comm
     verdict = judge_pairs(rates, known.history, node_of, suspected=worst)
     places = verdict.places[0].candidates if verdict.places else ()
     num_unlocated = 0 if places else known.num_unlocated + 1
-    job = _with(job, replace(known, verdict=verdict, num_unlocated=num_unlocated))
+    # Without the pairs' past, as after a restart, what locates nothing refutes no earlier result.
+    is_blind = not places and known.verdict is None and not known.history.covers(question.ranks)
+    kept = None if is_blind else verdict
+    job = _with(job, replace(known, verdict=kept, num_unlocated=num_unlocated))
     tier = None
     if verdict.num_pairs:
         is_slow = verdict.places or verdict.num_unexplained
         tier = Tier.CONFIRMED if is_slow else Tier.SUSPECTED
-    return incidents.note_link_probe(job, tier, str(verdict), places)
+    return incidents.note_link_probe(job, tier, str(verdict), places, keeps_earlier=is_blind)
 
 
 def close_verdict(job: JobState) -> JobState:

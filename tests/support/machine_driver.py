@@ -19,6 +19,7 @@ from pacekeeper.controller.state.events import (
 )
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.controller.storage.rows import incident_of, incident_row
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
@@ -88,7 +89,7 @@ class Driver:
 
     def start_again(self) -> None:
         """The controller is killed, and begins with what it had stored."""
-        incidents = self.job.incidents
+        incidents = tuple(incident_of(incident_row(one)) for one in self.job.incidents)
         newest = max((incident.incident_id for incident in incidents), default=0)
         self.state = restored(
             [job_record(self.state, JOB)],
@@ -100,11 +101,12 @@ class Driver:
         )
         self.said = ()
 
-    def attach_again(self, layout: Layout) -> None:
+    def attach_again(self, layout: Layout, *, can_probe: bool = False) -> None:
         """After a restart the agents and ranks say everything again; they run `layout`."""
         for node, ranks in (("node-0", (0, 1)), ("node-1", (2, 3))):
             self.agent(node)
-            self.report(node=node, attached=[attachment(r) for r in ranks], layouts=[layout])
+            attached = [attachment(rank, can_probe=can_probe) for rank in ranks]
+            self.report(node=node, attached=attached, layouts=[layout])
         self.report(*applied(layout))
 
     def hear(

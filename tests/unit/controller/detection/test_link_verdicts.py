@@ -18,7 +18,7 @@ from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair, is_pairwise
 from pacekeeper.core.telemetry.records import PairRecord, ProbeRecord, Record
 from support.fabrics import Fabric
-from support.machine_driver import NODE_OF, QUICK, WARM, started
+from support.machine_driver import FIRST, NODE_OF, QUICK, WARM, started
 
 FAULT = WARM + 20
 PORT = {pair: 3.0 for pair in combinations(range(4), 2) if 2 in pair}
@@ -174,6 +174,45 @@ def test_a_link_that_is_well_again_closes_the_incident_and_drops_the_verdict() -
     assert incident.actions[-1].startswith("transfers of all ranks are back at their usual time")
     assert job.driver.job.detection.link_probes.verdict is None
     assert snapshot_of(job.driver.job, 0.0, {}).slow_links == {}
+
+
+def restarted(job: Job, steps: int) -> Job:
+    """The job after a restart of the controller and so many steps whose transfers are slow."""
+    job.driver.start_again()
+    job.driver.attach_again(FIRST, can_probe=True)
+    job.run(steps, ALL)
+    return job
+
+
+def test_after_a_restart_pairs_are_probed_again_for_a_slow_port() -> None:
+    job = with_fault(PORT, ALL)
+    num_asked = len(job.asked)
+    job = restarted(job, 2 * FAULT)
+    assert len(job.asked) == num_asked + 1
+    (finding,) = job.findings
+    assert (finding.tier, finding.places[0].ranks) == (Tier.CONFIRMED, (2,))
+    assert snapshot_of(job.driver.job, 0.0, {}).slow_links.keys() == {2}
+
+
+def test_pairs_without_a_past_do_not_refute_what_was_found_before_a_restart() -> None:
+    job = with_fault(dict.fromkeys(combinations(range(4), 2), 3.0), ALL)
+    (before,) = job.findings
+    num_asked = len(job.asked)
+    job = restarted(job, 2 * FAULT)
+    assert len(job.asked) > num_asked
+    (after,) = job.findings
+    assert (after.probe, after.tier) == (before.probe, Tier.CONFIRMED)
+
+
+def test_a_probe_without_pairs_leaves_what_was_found_before_a_restart() -> None:
+    job = with_fault(PORT, ALL)
+    (before,) = job.findings
+    num_asked = len(job.asked)
+    job.silent = frozenset(range(4))
+    job = restarted(job, 2 * FAULT)
+    assert num_asked < len(job.asked) <= num_asked + 3, "each after twice as long"
+    (after,) = job.findings
+    assert (after.probe, after.tier) == (before.probe, before.tier)
 
 
 def test_after_a_restart_a_slow_fabric_is_still_open() -> None:
