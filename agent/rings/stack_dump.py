@@ -1,8 +1,9 @@
 """Dumps the stacks of one rank's process, within limits of size and time.
 
-A process that has registered a handler (`trainer/hooks/stack_dump.py`) writes its stacks into the
-file beside its ring when it gets the signal. One that is stopped, or has no handler, is read by
-`py-spy`, where that is installed. Blocks for some seconds: runs in a thread of its own.
+A process that has registered a handler (`trainer/hooks/stack_dump.py`) writes its stacks to a file
+in its ring's directory when it receives the signal. If the process is stopped or has no handler,
+`py-spy` reads its stacks, where that is installed. A dump blocks for seconds, so the agent runs it
+in a separate thread.
 """
 
 import contextlib

@@ -45,8 +45,8 @@ def update_after_step(
 ) -> tuple[JobState, list[Command]]:
     """Update the coverage after a judged step, and advance the canary by this step.
 
-    A job with open incidents stays degraded where further slowdowns would be missed; the reason
-    says so.
+    A job with open incidents stays DEGRADED even if further slowdowns would be missed; its reason
+    then names why.
 
     Args:
         job: The job, with the detector state after the step.

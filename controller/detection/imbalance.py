@@ -80,7 +80,7 @@ def update_advice(
 def _by_stage(sample: StepSample, layout: Layout | None) -> list[StepSample]:
     """Split a sample by the stages of the layout: ranks of different stages have different work.
 
-    Ranks that stand by are left out.
+    Standby ranks are left out.
     """
     stages = {} if layout is None else {rank: at for rank, (at, _) in layout.places.items()}
     numbers = sorted({stages[rank] for rank in sample.ranks if rank in stages})

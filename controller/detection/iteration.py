@@ -1,7 +1,7 @@
-"""Iterations of pipelined jobs beside what the step program and the work explain. Pure.
+"""Compares the steps of pipelined jobs with the duration that their schedule predicts. Pure.
 
-The layout says where each rank stands in the pipelines and in which order they compute, the cost
-models of the roles what each micro-batch should take. Called by `machine/steps.py`.
+The prediction combines the layout (each rank's stage and the order of its micro-batches) with the
+cost model of each role (the expected time of each micro-batch). Called by `machine/steps.py`.
 """
 
 from dataclasses import replace
@@ -54,7 +54,11 @@ def schedule_of(job: JobState) -> Schedule | None:
 
 
 def _expected_s(job: JobState, work: FeatureTable) -> Array | None:
-    """What each micro-batch should take, by the cost model of its rank's role; None: no model."""
+    """Predict the seconds of each micro-batch by its role's cost model: [rows of `work`].
+
+    Returns:
+        None if a role has no cost model yet.
+    """
     ranks, row = np.unique(work["rank"].astype(np.intp), return_inverse=True)
     roles = [job.ranks[rank].attachment.role for rank in ranks.tolist()]
     known = evidence_by_role(job, set(roles))
@@ -72,19 +76,19 @@ def update_iterations(
     state: State,
     job: JobState,
     paths: IterationPaths | None,
-    told: JobStep,
+    measured: JobStep,
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Judge one step by its duration beside the longest path of its program.
+    """Compare a step's duration with the longest path through its schedule; update the incident.
 
     Args:
         state: The controller's state.
         job: The job.
-        paths: The longest paths of the step; None: nothing is predicted.
-        told: The step.
+        paths: The longest paths of the step; None: there is no prediction.
+        measured: The step, with its duration.
         config: The controller's settings.
-        unix_s: The time now.
+        unix_s: The present time, in Unix seconds.
     """
     known = job.detection.iteration
     if paths is None:
@@ -100,9 +104,9 @@ def update_iterations(
     known, news = update_iteration(
         known,
         paths,
-        step=told.step,
-        generation=told.generation,
-        duration_s=told.duration_s,
+        step=measured.step,
+        generation=measured.generation,
+        duration_s=measured.duration_s,
         is_explained=is_explained,
         config=config.detector,
     )

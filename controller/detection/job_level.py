@@ -78,22 +78,22 @@ def switch_to_ranks(job: JobState) -> JobState:
 def judge_step(
     state: State,
     job: JobState,
-    told: JobStep,
+    measured: JobStep,
     untimed: Sequence[int],
     config: ControllerConfig,
     now_s: float,
 ) -> tuple[State, JobState, list[Command]]:
-    """Judge one step by its duration.
+    """Judge a step by its duration only, for a job whose ranks report no compute times.
 
     Args:
         state: The controller's state.
         job: The job.
-        told: The step.
+        measured: The step, with its duration.
         untimed: Ranks that reported their work without compute times.
         config: The controller's settings.
         now_s: The machine's clock.
     """
-    whole, news = update_job_level(job.detection.whole, told, config.detector)
+    whole, news = update_job_level(job.detection.whole, measured, config.detector)
     job = replace(job, detection=replace(job.detection, whole=whole))
     unix_s = now_s + state.unix_offset_s
     state, job, commands = update_common_incident(state, job, news, config, unix_s)
@@ -103,10 +103,10 @@ def judge_step(
     commands += said
     summary = StepSummary(
         job=job.name,
-        step=told.step,
-        generation=told.generation,
-        tokens=told.tokens,
-        duration_s=told.duration_s,
+        step=measured.step,
+        generation=measured.generation,
+        tokens=measured.tokens,
+        duration_s=measured.duration_s,
         loss=job.progress.loss,
         ranks=(),
         observed_s=(),

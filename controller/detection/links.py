@@ -1,8 +1,8 @@
 """Judges the transfers of each complete step; opens and closes link incidents. Pure.
 
-These incidents name a rank's link, not its device, or no rank where all transfers are slow; a probe
-of pairs says where (`link_verdicts.py`). Plans price messages over slow links where the job reports
-their sizes. Called by `machine/steps.py`.
+A link incident blames the link of a rank, not its device; it has no rank if the transfers of all
+ranks are slow. A probe of pairs of ranks then locates the slow link (`link_verdicts.py`). Plans
+price messages over slow links if the job reports their sizes. Called by `machine/steps.py`.
 """
 
 from collections.abc import Mapping

@@ -155,14 +155,14 @@ class OpenProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbes:
-    """What probes of pairs showed of a job's links.
+    """Results of the probes that measure the links between pairs of a job's ranks.
 
     Attributes:
         history: The usual rates of pairs.
-        verdict: Of the last probe for the open link incidents; None: none was made.
-        baseline_ranks: The ranks whose health was asked for last.
-        asked_s: When a probe was requested last.
-        num_unlocated: Probes in a row that located nothing of the open link incidents.
+        verdict: The result of the last probe for the open link incidents; None: there was none.
+        baseline_ranks: The ranks of the last probe that was requested with no link incident open.
+        asked_s: When a probe was requested last, on the machine's clock.
+        num_unlocated: Number of probes in a row that did not locate the slow link.
     """
 
     history: PairHistory = field(default_factory=PairHistory)
@@ -377,8 +377,8 @@ class DetectionState:
         measured: The newest timings of each rank.
         tells_work: Some rank has reported a micro-batch.
         whole: Detector state of whole steps, used where no rank reports compute times.
-        iteration: Iterations of a pipelined job beside what its step program explains.
-        spread: How unevenly the work was spread while all ranks were well.
+        iteration: Detector state of the steps of a pipelined job, relative to their schedule.
+        spread: How unevenly the work was distributed while all ranks were healthy.
         hangs: Ranks that stand still.
         searches: Open searches for the cause of a finding, by slow rank.
         canaries: Injected slowdowns that test the detector on copies.

@@ -1,7 +1,7 @@
-"""What the classes of settings are made of: their decorator, types with bounds, and joint rules.
+"""Building blocks of the settings classes: their decorator, bounded types, and cross-field checks.
 
-Used by the other modules of this package. pydantic validates every value when it is made, from a
-file, a command line or code; nothing here reads a file.
+Used by the other modules of this package. pydantic validates each value on construction, whether it
+comes from a file, a command line or code. Nothing here reads a file.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def parsed(parse: Callable[[str], object], *, is_optional: bool = False) -> Afte
 
 
 def named(is_valid: Callable[[str], bool], rule: str) -> AfterValidator:
-    """Accept a text that `is_valid`; `rule` says which, for the error."""
+    """Accept a text for which `is_valid` is true; `rule` describes such texts in the error."""
 
     def parse(text: str) -> None:
         if not is_valid(text):

@@ -115,10 +115,10 @@ class ControllerConfig:
 
     @property
     def audit_path(self) -> str:
-        """The file of the audit log: beside an SQLite store unless it is set.
+        """The file of the audit log; by default it lies in the directory of the SQLite store.
 
         Raises:
-            ConfigError: It is not set, and the store is shared.
+            ConfigError: No file is set, and the store is a shared database.
         """
         if self.is_shared and not self.access.audit:
             raise ConfigError(

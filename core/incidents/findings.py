@@ -83,22 +83,24 @@ class Blindness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Evidence that crossed its threshold.
+    """A fault or an imbalance that the detector reports once its evidence crosses a threshold.
 
     Attributes:
-        rank: None if the finding is not about one rank.
+        rank: the affected rank; None if the finding is not about one rank.
         slowdown: observed / expected time (1.0 = healthy, inf for a death or a hang); for advice:
             step time divided by step time with even work.
         onset_step: the first step of the evidence.
         step: the newest step when the finding was made.
-        cause: events around the onset that would explain it, or that there were none; empty: not
-            searched.
-        normal_signals: where no cause was found: the signals that were examined and not unusual.
-        missing_signals: where no cause was found: the signals that the node did not report.
-        probe: the probe's result for the rank, or why there is none; empty: not requested.
-        places: of a link: where a probe of pairs found it; several cannot be told apart. Empty: not
-            located. Not stored: a controller that takes over measures it again.
-        role: the role whose ranks slowed down together; empty: not of one role.
+        cause: events around the onset that would explain the slowdown, or that none were found;
+            empty: no cause was searched for.
+        normal_signals: if no cause was found, the signals that were examined and normal.
+        missing_signals: if no cause was found, the signals that the node did not report.
+        probe: the result of the probe that measured the rank or its links, or why there is no
+            result; empty: no probe was requested.
+        places: for a slow link, the candidate places that a probe of pairs of ranks found, between
+            which it cannot decide. Empty: not located. Not stored: `probe` has them in text, and
+            after a restart the controller requests another probe.
+        role: the role whose ranks slowed down together; empty: the finding is not about one role.
     """
 
     kind: FindingKind
