@@ -32,7 +32,7 @@ from pacekeeper.controller.api.web.start import build_web_server
 from pacekeeper.controller.app.effects import CommandExecutor, Planner
 from pacekeeper.controller.ha.leadership import Leadership, Standalone
 from pacekeeper.controller.ingest.agent_service import AgentControl
-from pacekeeper.controller.ingest.fronts import Fronts
+from pacekeeper.controller.ingest.processes import IngestProcesses
 from pacekeeper.controller.ingest.supervisor import PortTakenError
 from pacekeeper.controller.machine import machine
 from pacekeeper.controller.machine.report_parsing import merge_reports
@@ -129,7 +129,7 @@ class Controller:
         self.metrics = metrics or ControllerMetrics.of(config)
         self.metrics.begin_after(self.state.next_incident_id - 1)
         self.listener_setup = ListenerSetup(config, state=lambda: self.state, metrics=self.metrics)
-        self.ingest: Fronts | None = None
+        self.ingest: IngestProcesses | None = None
         self.agents = AgentControl(
             put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
@@ -237,12 +237,12 @@ class Controller:
         )
         return server, address
 
-    async def _open_ingest(self, api_address: str) -> Fronts:
+    async def _open_ingest(self, api_address: str) -> IngestProcesses:
         """Start the ingest processes, which serve agents."""
         listen = self.config.listen
-        self.ingest = ingest = Fronts(
+        self.ingest = ingest = IngestProcesses(
             self.listener_setup.settings(listen, api_address),
-            count=self.config.fronts,
+            count=self.config.ingest_processes,
             on_frames=self.agents.handle_frames,
             on_gone=self._lose_agents,
             on_restart=self.metrics.ingest_restarts.inc,
@@ -273,7 +273,7 @@ class Controller:
             await self._put_all(events)
 
     async def _drain(
-        self, server: grpc.aio.Server, ingest: Fronts, tasks: Sequence[asyncio.Task[None]]
+        self, server: grpc.aio.Server, ingest: IngestProcesses, tasks: Sequence[asyncio.Task[None]]
     ) -> None:
         """Shut down: report NOT_SERVING, end streams, process what arrived before, stop.
 

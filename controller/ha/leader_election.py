@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseLeadership:
-    """The right to command in one term."""
+    """The right to command agents in one term."""
 
     def __init__(self, renewer: LeaseRenewer, term: int, member: ElectionMember) -> None:
         self._renewer, self._term, self._member = renewer, term, member
@@ -56,12 +56,12 @@ class LeaseLeadership:
 
     def describe_newer_term(self, seen: int) -> str:
         """The message to an agent that has seen a later term; may begin a new term."""
-        told = f"term {seen} was seen, this is {self._term}"
+        terms = f"the agent has seen term {seen}, this controller leads in term {self._term}"
         if self._renewer.observe_term(seen):
-            return f"{told}: a later one is begun"
+            return f"{terms}: a later term begins"
         return (
-            f"{told}, and that is not believed now: if it stays so, delete `controller-term` in "
-            "the ring directory of that node and start its agent again"
+            f"{terms} and ignores the agent's term for now: if this does not change, delete "
+            "`controller-term` in the ring directory of that node and restart its agent"
         )
 
     def lost(self) -> None:
@@ -69,7 +69,7 @@ class LeaseLeadership:
         self._resign("the store belongs to a later term")
 
     def check_write(self, waits_s: float) -> None:
-        """Resign when a write has waited as long as a renewal may: `waits_s`, in seconds."""
+        """Resign if a write has waited for `waits_s`, and that is as long as a renewal may take."""
         timing = self._member.timing
         if waits_s >= timing.duration_s - timing.margin_s:
             self._resign(f"a write to the store has waited {waits_s:.1f} s")
@@ -114,7 +114,7 @@ async def run(config: ControllerConfig) -> None:
 
 
 class _Election:
-    """Alternates between standby and leader; holds what outlives both roles."""
+    """Alternates between standby and leader; holds the state that both roles share."""
 
     def __init__(
         self,
@@ -140,7 +140,11 @@ class _Election:
             await task
 
     async def _stand_by(self) -> int | None:
-        """Serve reads until this controller leads: its term. None: it shall stop."""
+        """Serve reads until this controller leads.
+
+        Returns:
+            Its term; None: the controller is stopping.
+        """
         reads = StandbyReads(self._config.store, self._last)
         self._metrics.age_s = reads.age_s
         reading = asyncio.create_task(reads.run())
@@ -170,10 +174,13 @@ class _Election:
         return "" if record is None else record.address
 
     async def _lead(self, term: int) -> bool:
-        """Serve as the only one, while the lease lasts. Whether it resigned as it cannot serve.
+        """Serve as the leader while the lease lasts.
+
+        Returns:
+            Whether it resigned because it could not use the store.
 
         Raises:
-            DamagedError: The store is no whole one: a person decides.
+            DamagedError: The store is damaged, which an operator must resolve.
         """
         leadership = LeaseLeadership(self._renewer, term, self._member)
         try:
@@ -199,7 +206,7 @@ class _Election:
     async def _watch(
         self, leadership: LeaseLeadership, controller: Controller, over: asyncio.Event
     ) -> None:
-        """Set `over` on shutdown, or when the lease is lost or given up."""
+        """Set `over` when the controller stops, or the lease is lost or released."""
         while not self._stop.is_set() and leadership.term() is not None:
             leadership.check_write(controller.write_waits_s())
             await pause(self._stop, LOOK_S)

@@ -1,6 +1,6 @@
-"""The right to command: a controller has it alone, or a lease gives it for one term.
+"""Whether this controller may command agents: always without a lease, with one during its term.
 
-The sender of messages to agents asks for the term with each message. `app` and `ingest` use this.
+`ingest` asks for the term before each message to agents; `app` passes the fence to the store.
 """
 
 from typing import Protocol
@@ -10,12 +10,12 @@ from pacekeeper.controller.storage.store import Store
 
 
 class Leadership(Protocol):
-    """The right to command.
+    """The right to command agents.
 
     Attributes:
-        answer_within_s: After so long without an answer agents look for another controller; 0:
-            there is none.
-        write_within_s: Limit of one use of the store; 0: none.
+        answer_within_s: Seconds without an answer after which agents try another controller; 0:
+            there is no other one.
+        write_within_s: Seconds that one call to the store may take; 0: no limit.
         fence: The term to write in; None: no other controller writes this store.
     """
 
@@ -56,7 +56,7 @@ class Standalone:
         self._term = 0
 
     def opened(self, store: Store) -> None:
-        """Take the next term of a store that had a lease before."""
+        """Take the next term if the store had a lease before."""
         self._term = store.next_term()
 
     def term(self) -> int | None:
@@ -64,7 +64,7 @@ class Standalone:
         return self._term
 
     def describe_newer_term(self, seen: int) -> str:
-        """Ask for the store of the controller that the agent obeyed."""
+        """Ask the operator for the store of the controller whose term the agent has seen."""
         return (
             f"this node has obeyed a controller of term {seen}, and this one has no lease: start "
             "it with that one's --store"

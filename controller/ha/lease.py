@@ -1,25 +1,25 @@
-"""Which controller may command, by one record that all of them compare and swap. Pure.
+"""The election: controllers compare and swap one record, whose holder leads. Pure.
 
-The record's store needs no clock and no sessions: a record that has not changed for its duration,
-by the observer's clock, is free. The leader counts from before it sent its last renewal and stops a
-margin earlier, so it has stopped before another begins, whatever the two clocks show, as long as
-their rates differ by less than the margin's share. A term has one leader: each takes a term above
-the one in the record, and only one of them can swap it in.
+The record's store needs no clock and no sessions: a record that has not changed for `duration_s`,
+by the observer's clock, is free. The leader counts from before it sent its last renewal and stops
+`margin_s` earlier. So it has stopped before another controller leads, whatever their clocks show,
+as long as their rates differ by less than margin_s / duration_s. A term has one leader: a candidate
+writes a term above that of the record, and only one candidate's swap succeeds.
 """
 
 from dataclasses import dataclass, replace
 from math import inf
 
 HIGHEST_TERM = 1 << 53
-# What an agent reports of a term is hearsay: believed for what a store that lost its last rows
-# explains, and so seldom that an agent that lies changes leaders, but never prevents leading.
+# An agent may report a wrong term. It is accepted up to FARTHEST_HEARSAY above the known one, as a
+# database that lost its last rows explains, and so rarely that a wrong one cannot prevent leading.
 HEARSAY_EVERY_S = 300.0
 FARTHEST_HEARSAY = 1 << 20  # takeovers of years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a record holds, how often it is renewed, and how much earlier its holder stops."""
+    """Seconds that a record is valid, between renewals, and that its holder stops earlier."""
 
     duration_s: float
     renew_s: float
@@ -39,10 +39,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The lease's row. `run_id`: one start of the `holder`; empty where it was released.
+    """The lease's row.
 
-    `min_term`: a term that an agent has seen; the next one is above it. `renewals` makes each
-    record another one.
+    Attributes:
+        term: The term of the last leader.
+        holder: Its name; empty: released.
+        run_id: Identifies one start of the holder; empty: released.
+        address: Its address for commands, shown to callers of other controllers.
+        duration_s: How long the record is valid after its last change.
+        min_term: The highest term that an agent reported; the next term is above it.
+        renewals: Number of writes, so that each write changes the record.
     """
 
     term: int
@@ -64,7 +70,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """Put `record` in the place of `expected`; None: where nothing is."""
+    """Replace `expected` by `record`; None: there is no record yet."""
 
     record: Record
     expected: Record | None
@@ -123,9 +129,9 @@ def active_term(member: ElectionMember, now_s: float) -> int:
 
 
 def next_step(member: ElectionMember, now_s: float) -> Step:
-    """The next action on the record; its outcome is reported by the functions below.
+    """The next action on the record; the caller reports its outcome to the functions below.
 
-    A leader renews; a standby reads, and takes over a record that is free.
+    A leader renews. A standby reads, and takes over a free record.
     """
     if member.is_unsure or member.seen is None:
         return Read() if now_s >= member.due_s else Wait(member.due_s)
@@ -154,7 +160,7 @@ def _lead(member: ElectionMember, seen: Seen, now_s: float) -> Step:
 
 
 def free_from_s(member: ElectionMember) -> float:
-    """When this member may take over, if the record stays as it is."""
+    """When this member may take over, if the record does not change."""
     seen = member.seen
     assert seen is not None, "it has been read"
     record = seen.record
@@ -217,14 +223,14 @@ def is_unknown(member: ElectionMember, step: Read | Write, now_s: float) -> Elec
 
 
 def time_passes(member: ElectionMember, now_s: float) -> ElectionMember:
-    """A leader that could not renew in time leads no more, and has to take a new term."""
+    """End the term of a leader that did not renew in time; to lead again it takes a new term."""
     if member.term and now_s >= member.until_s:
         return _steps_down(member)
     return member
 
 
 def observe_term(member: ElectionMember, term: int, now_s: float) -> ElectionMember:
-    """An agent reports to have seen a command of this term; it is believed, or not."""
+    """Process a term that an agent reports; an implausible one, or one too soon, is ignored."""
     record = None if member.seen is None else member.seen.record
     stored = 0 if record is None else max(record.term, record.min_term)
     known = max(member.past, member.reported, stored)
@@ -250,7 +256,7 @@ def leave(member: ElectionMember) -> ElectionMember:
 
 
 def _holds(member: ElectionMember, write: Write) -> ElectionMember:
-    """Apply a write of ours that is in force; it counts from when it was sent."""
+    """Apply a write of ours that succeeded; the lease counts from when it was sent."""
     record, timing = write.record, member.timing
     if record.run_id != member.run_id:  # released
         return _steps_down(member)

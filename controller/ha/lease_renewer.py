@@ -1,6 +1,6 @@
-"""Renews a member's lease in a thread of its own, so that neither a fit nor a disk delays it.
+"""Renews a controller's lease in a separate thread, so that neither computing nor a disk delays it.
 
-`lease.py` decides. This module has the clock, which also counts while the host is suspended, and
+`lease.py` decides; this module reads the clock, which also counts while the host is suspended, and
 calls the lease's store.
 """
 
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class AwayError(Exception):
-    """No answer from the record's store: a write may be applied already or later."""
+    """The record's store did not answer: a write may be applied already or later."""
 
 
 class LeaseStore(Protocol):
-    """Compares and swaps one record. Both raise AwayError where the outcome is not known."""
+    """Compares and swaps one record. Both calls raise AwayError if the outcome is unknown."""
 
     def read(self) -> Record | None: ...
 
@@ -77,7 +77,7 @@ class LeaseRenewer:
         self._change(lease.resign)
 
     def observe_term(self, term: int) -> bool:
-        """Process a term that an agent reports; returns whether it is believed."""
+        """Process a term that an agent reports; returns whether it is accepted."""
         self._change(lambda member: lease.observe_term(member, term, self._clock_s()))
         with self._news:
             return self._member.reported >= term
@@ -87,7 +87,7 @@ class LeaseRenewer:
         self._change(lease.leave)
         give_up_s = self._clock_s() + RELEASE_WITHIN_S
         with self._news:
-            # What is being written may be that it leads: then it lets that go as well.
+            # A write in flight may make this member the leader: then that lease is released, too.
             while self._holds_something() and (left_s := give_up_s - self._clock_s()) > 0.0:
                 self._news.wait(left_s)
             self._is_over = True

@@ -1,9 +1,9 @@
 """The lease's record: one row of the table `leases` in the shared PostgreSQL database.
 
-On a connection of its own, so that no write transaction delays a renewal. A change of the term
-waits for the write transactions of the term before (`storage/postgres.py`); a renewal does not. One
-that waits for too long ends their sessions: the server's own limits depend on its clock, which may
-be set back.
+It has a connection of its own, so that no write transaction delays a renewal. A change of the term
+waits for the write transactions of the previous term (`storage/postgres.py`); a renewal does not. A
+change that waits too long ends their sessions: the server's own limits depend on its clock, which
+may be set back.
 """
 
 import contextlib
@@ -49,14 +49,14 @@ LOCK_SHARE = 0.5  # of a call's limit: how long a change of the term waits for w
 
 
 class NoTablesError(AwayError):
-    """The database answers, and no controller has used it yet."""
+    """The database has no tables: no controller has used it yet."""
 
 
 class LeaseRow:
     """Reads, compares and swaps the row. Each call ends within `limit_s`, or raises AwayError.
 
     Args:
-        makes_tables: Whether to make the store's tables where there are none.
+        makes_tables: Whether to create the store's tables if there are none.
     """
 
     def __init__(self, url: str, limit_s: float, *, makes_tables: bool = True) -> None:
@@ -69,10 +69,10 @@ class LeaseRow:
             return c.execute(_READ, {"name": LEASE}).fetchone()
 
     def write(self, record: Record, expected: Record | None) -> bool:
-        """Put `record` in the place of `expected`; False: another one is there.
+        """Replace `expected` by `record`; False: the row has another record.
 
-        Where a write transaction of the expected term is in the way, its session is ended, and the
-        outcome is AwayError: the caller reads the record and tries again.
+        If a write transaction of the expected term blocks the change, its session is ended and
+        AwayError is raised: the caller reads the record and tries again.
         """
         limit_ms = str(int(self._limit_s * LOCK_SHARE * 1000))
         values = {"name": LEASE, "limit": limit_ms, **asdict(record)}
@@ -96,7 +96,7 @@ class LeaseRow:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection; after any failure the next call makes a new one."""
+        """The connection; after a failure the next call opens a new one."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(

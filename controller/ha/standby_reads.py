@@ -1,7 +1,7 @@
-"""The state that a standby shows: as the database has it, read again every few seconds.
+"""The state that a standby serves: loaded from the database every few seconds.
 
-It is for reads only: a controller that begins to lead reads everything anew. While the database is
-away the last state stays, and its age grows.
+It is for reads only: a controller that starts to lead loads everything again. While the database
+does not answer, the last state is served and its age grows.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class StandbyReads:
-    """The newest state that is known, and the store behind it; opens nothing before `run`.
+    """The last loaded state and its store; nothing is opened before `run`.
 
     Args:
         url: The database.
-        last: What this controller knew last, and when (monotonic seconds); None: nothing.
+        last: The last state of this controller, and its time (monotonic seconds); None: none.
     """
 
     def __init__(self, url: str, last: tuple[State, float] | None = None) -> None:
@@ -47,15 +47,15 @@ class StandbyReads:
 
     @property
     def last(self) -> tuple[State, float] | None:
-        """The state, and when it was so; None: nothing was ever read."""
+        """The state and when it was loaded (monotonic seconds); None: it never was."""
         return self._last
 
     def state(self) -> State:
-        """The newest known state."""
+        """The last loaded state; an empty one if there is none."""
         return State() if self._last is None else self._last[0]
 
     def age_s(self) -> float:
-        """Seconds since the state was so; infinity: nothing was ever read."""
+        """Seconds since the state was loaded; infinity: it never was."""
         return float("inf") if self._last is None else time.monotonic() - self._last[1]
 
     async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,7 +67,7 @@ class StandbyReads:
         return self._store.layout(job, generation)
 
     async def run(self) -> None:
-        """Read again and again, until cancelled."""
+        """Load the state repeatedly, until cancelled."""
         while True:
             began_s = time.monotonic()
             await self._refresh(began_s)
@@ -95,7 +95,7 @@ class StandbyReads:
         return state
 
     async def close(self) -> None:
-        """Disconnect; what is being read fails."""
+        """Disconnect; a read in progress fails."""
         self._database.cut()
         with contextlib.suppress(PacekeeperError):
             await self.ask(self._store.close)

@@ -1,8 +1,8 @@
-"""The servers of a standby: reads with their age; everything else is refused.
+"""The servers of a standby: they answer reads, with the age of the state, and refuse other calls.
 
-Agents, at their own port, commands and watches are refused with the leader's address; the health
-service "" and those of agents and operators are NOT_SERVING, `reads` is SERVING as soon as the
-database was read once.
+Agents (on their own port), commands and watches are refused with the leader's address. The health
+services "", of agents and of operators are NOT_SERVING; `reads` is SERVING once the state has been
+loaded from the database.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
         self._staleness = staleness
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """The handler of a method, marked; a refusal; or, of other services, theirs."""
+        """Return a handler: of a read with its age, of a refusal, or that of a foreign service."""
         if not details.method.startswith(_OURS) or details.method.startswith(AGENT_CALLS):
             return await continuation(details)
         staleness = self._staleness()
@@ -94,7 +94,7 @@ async def standby_servers(
     metrics: ControllerMetrics,
     leader: Callable[[], str],
 ) -> AsyncIterator[None]:
-    """Serve gRPC and the page while the block runs.
+    """Serve gRPC and the web page while the block runs.
 
     Args:
         config: The configuration.

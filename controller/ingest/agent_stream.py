@@ -36,27 +36,31 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
 class StreamHost(Protocol):
-    """Receives what happens on agents' streams."""
+    """Callbacks of agents' streams, implemented by the ingest process."""
 
     def opened(self, stream: "AgentStream", first: bytes) -> None:
-        """A stream sent its first message; empty: it ended or sent none in time."""
+        """Called with the first message; it is empty if the stream ended or sent none in time."""
 
     def reported(self, stream: "AgentStream", data: bytes) -> float | None:
-        """A message came. Returns seconds to wait before the next; None: read no more."""
+        """Called with each later message.
+
+        Returns:
+            Seconds to wait before the next message is read; None: read no more.
+        """
 
     async def ready(self) -> None:
-        """Return once more may be read."""
+        """Return when the next message may be read."""
 
     def finished(self, stream: "AgentStream") -> None:
-        """The agent will send no more."""
+        """Called when the agent has closed its side of the stream."""
 
     def closed(self, stream: "AgentStream") -> None:
-        """The stream has ended."""
+        """Called when the stream has ended."""
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages that wait for one agent, oldest first; a newer one of the same key replaces it."""
+    """Queue of messages to one agent, by key; a newer message replaces a waiting one of its key."""
 
     capacity: int = MAX_WAITING
     _waiting: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
@@ -84,11 +88,12 @@ class Outbox:
 
 
 class AgentStream:
-    """One open stream, written to without waiting.
+    """One agent's Attach call; messages to it are queued and written by a task.
 
     Attributes:
-        number: The stream's number in frames to the controller; 0: not given yet.
+        number: The stream's number in frames to the controller; 0: not assigned yet.
         bucket: State of its rate limit.
+        answered: Set once the controller has sent a message or ended the stream.
     """
 
     __slots__ = (
@@ -114,15 +119,15 @@ class AgentStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has been ended here."""
+        """Whether `end` was called."""
         return self._over.done()
 
     def identity(self) -> PeerIdentity:
-        """The caller, by its connection and headers."""
+        """The caller's identity: its address, certificate and headers."""
         return peer_identity(self._context)
 
     def send(self, key: bytes, message: bytes, until_ms: int) -> None:
-        """Send a message soon; a newer one of the same key replaces one that waits."""
+        """Queue a message, see `Outbox.put`; ignored once the stream is over."""
         if self.is_over:
             return
         self._outbox.put(key, message, until_ms)
@@ -131,13 +136,13 @@ class AgentStream:
             self._writing = self._loop.create_task(self._write())
 
     def end(self, code: int, reason: str) -> None:
-        """End the stream with this status, after what waits has been sent."""
+        """End the stream with this gRPC status once the queued messages are written."""
         if not self.is_over:
             self._over.set_result((code, reason))
         self.answered.set()
 
     async def ended(self) -> tuple[int, str]:
-        """Wait for `end`; returns its status once all messages are written."""
+        """Wait for `end` and for the queued messages, at most FLUSH_WITHIN_S; return the status."""
         over = await self._over
         if self._writing is not None:
             with contextlib.suppress(TimeoutError):
@@ -156,7 +161,7 @@ class AgentStream:
 
 
 class LayoutStore:
-    """Layouts on offer by digest, which is the right to fetch: only the job's nodes know it."""
+    """Offered layouts by SHA-256 digest. Only nodes that received the offer know the digest."""
 
     def __init__(self) -> None:
         self._layouts: dict[bytes, bytes] = {}
@@ -169,15 +174,15 @@ class LayoutStore:
             del self._layouts[next(iter(self._layouts))]
 
     def get(self, sha256: bytes) -> bytes | None:
-        """The layout with this digest."""
+        """The layout with this digest; None: it is not on offer."""
         return self._layouts.get(sha256)
 
 
 class FairSlots:
-    """A number of slots for which hosts take turns, so that one host cannot keep others waiting.
+    """A semaphore that serves waiting hosts in turn, so that no host can starve the others.
 
     Args:
-        count: Slots that are taken at once.
+        count: Number of slots.
     """
 
     def __init__(self, count: int) -> None:
@@ -186,7 +191,7 @@ class FairSlots:
 
     @contextlib.asynccontextmanager
     async def taken(self, host: str) -> AsyncIterator[None]:
-        """Hold a slot; waits until one is free and it is the host's turn."""
+        """Hold a slot while the block runs; waits until one is free and it is the host's turn."""
         if self._free:
             self._free -= 1
         else:
@@ -204,7 +209,7 @@ class FairSlots:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give a slot to the next host's oldest caller; with no one waiting it is free."""
+        """Give the slot to the oldest caller of the next host; free it if no caller waits."""
         while self._waiting:
             host, turns = next(iter(self._waiting.items()))
             del self._waiting[host]
@@ -290,9 +295,9 @@ class AgentHandler(grpc.GenericRpcHandler):
                 self._host.finished(stream)
 
     async def _fetch(self, _requests: object, context: Context) -> None:
-        """Answer with the layout of a digest, which is sent to welcomed agents only.
+        """Answer with the layout of the requested digest.
 
-        One request, one response; a stream on this side, to know when it has been written.
+        A unary call for the agent; a stream here, so that the slot is held until it is written.
         """
         try:
             request = control_pb2.FetchLayoutRequest.FromString(await _first_message(context))

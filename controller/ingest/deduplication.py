@@ -1,4 +1,4 @@
-"""Which reports of an agent were processed: repeated ones are ignored, gaps are counted. Pure.
+"""Tracks which reports of each agent were processed; counts repeated and missing ones. Pure.
 
 An agent that reconnects sends all reports again that were not acknowledged, also processed ones. It
 numbers its reports one by one, and begins each stream with a greeting that has the number of the
@@ -7,12 +7,12 @@ last report that it will not send any more.
 
 from dataclasses import dataclass, field
 
-MAX_NODES = 65536  # remembered; who was forgotten is taken at its word
+MAX_NODES = 65536  # tracked; reports of others are all processed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`taken`: the newest number that was taken in, of this incarnation of the agent."""
+    """The newest report that was processed, `taken`, of one incarnation of an agent."""
 
     incarnation: str
     taken: int
@@ -20,15 +20,21 @@ class Progress:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequences:
-    """The progress of each node."""
+    """The progress of each node.
+
+    Attributes:
+        capacity: Number of nodes to track.
+        missed: Reports that never arrived: dropped by their agent, or rejected.
+        repeated: Reports that arrived again and were ignored.
+    """
 
     capacity: int = MAX_NODES
-    missed: int = 0  # numbers that never came: dropped by their agent, or refused
-    repeated: int = 0  # reports that were passed over
+    missed: int = 0
+    repeated: int = 0
     _of: dict[str, Progress] = field(default_factory=dict)
 
     def is_news(self, node: str, incarnation: str, number: int) -> bool:
-        """Whether a report was not taken in yet; where it was, that is counted."""
+        """Whether a report has not been processed yet; otherwise counts it as repeated."""
         known = self._of.get(node)
         if known is None or known.incarnation != incarnation or number > known.taken:
             return True

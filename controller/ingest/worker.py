@@ -206,7 +206,7 @@ async def serve(own: socket.socket) -> None:
                         out,
                         reports=Limit(**settings["reports"]),
                         first_number=settings["index"] + 1,
-                        step=settings["fronts"],
+                        step=settings["processes"],
                     )
                     port, reason = await _open(stack, worker, settings)
                     out.put(ipc.LISTENS, 0, port, reason.encode())
@@ -228,7 +228,7 @@ async def _open(
     tls, age_s = TlsConfig(**settings["tls"]), settings["connection_s"]
     options = {
         **dict(reports.server_options(settings["max_report_bytes"], age_s)),
-        "grpc.so_reuseport": int(settings["fronts"] > 1),
+        "grpc.so_reuseport": int(settings["processes"] > 1),
     }
     server = grpc.aio.server(
         handlers=(

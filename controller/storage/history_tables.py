@@ -55,14 +55,14 @@ class HistoryTables:
         return self._timeline(JOB_TIMELINES, JOB_TIMELINES.c.job == key, f"job {job}")
 
     def save_strike(self, strike: Strike) -> None:
-        """Insert or replace; what is too old, and the oldest beyond `MAX_STRIKES`, go."""
+        """Insert or replace a strike; delete expired ones and the oldest beyond `MAX_STRIKES`."""
         with self._writing() as connection:
             self._save(STRIKES, asdict(strike), "incident_id", MAX_STRIKES)
             old = strike.unix_s - KEEP_S
             connection.execute(sa.delete(STRIKES).where(STRIKES.c.unix_s < old))
 
     def strikes(self) -> Strikes:
-        """All that are remembered. Raises ValueError for what is none."""
+        """All strikes. Raises ValueError for an invalid row."""
         known: Strikes = {}
         with self._reading() as connection:
             for row in connection.execute(sa.select(STRIKES).order_by(STRIKES.c.incident_id)):
@@ -76,7 +76,7 @@ class HistoryTables:
             connection.execute(upsert(ORDERS, connection.dialect.name), row)
 
     def drop_order(self, kind: OrderKind, subject: str) -> None:
-        """It was taken back."""
+        """Delete an order that was withdrawn."""
         key = storable({"kind": kind, "subject": subject})
         with self._writing() as connection:
             connection.execute(
@@ -86,7 +86,7 @@ class HistoryTables:
             )
 
     def orders(self) -> tuple[OperatorOrder, ...]:
-        """Those that stand, oldest first. Raises ValueError for what is none."""
+        """Orders in effect, oldest first. Raises ValueError for an invalid row."""
         with self._reading() as connection:
             rows = connection.execute(sa.select(ORDERS).order_by(ORDERS.c.since_unix_s))
             return tuple(order_of(row._mapping) for row in rows)

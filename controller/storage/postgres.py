@@ -38,7 +38,13 @@ class FencedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """In which term a controller may write. `limit_s`: of a statement, and between two."""
+    """The term in which a controller may write.
+
+    Attributes:
+        term: The term.
+        run_id: The start of the controller that leads in it.
+        limit_s: Seconds that the server allows a statement, and an idle transaction.
+    """
 
     term: int
     run_id: str
@@ -83,7 +89,7 @@ class PostgresDatabase:
     log_bytes = 0  # of its server
 
     def __init__(self, url: str, fence: Fence | None = None) -> None:
-        """Connects at the first use. Raises ConfigError for a URL of no use."""
+        """Create the engine, which connects at first use. Raises ConfigError for a bad URL."""
         parsed = database_url(url)
         self.name = parsed.render_as_string(hide_password=True).replace("+psycopg", "")
         self._fence = fence
@@ -104,7 +110,13 @@ class PostgresDatabase:
 
     @classmethod
     def open(cls, url: str, fence: Fence | None = None) -> "PostgresDatabase":
-        """Connect, and make or upgrade the tables. Raises HostError, VersionError, ConfigError."""
+        """Connect and create the tables if there are none.
+
+        Raises:
+            HostError: The server does not answer, or refuses.
+            VersionError: The tables have another version.
+            ConfigError: The URL is invalid.
+        """
         database = cls(url, fence)
         try:
             database.prepare()
@@ -114,18 +126,18 @@ class PostgresDatabase:
         return database
 
     def prepare(self) -> None:
-        """Connect, and make the tables where there are none. Raises HostError and VersionError."""
+        """Connect and create the tables if there are none. Raises HostError and VersionError."""
         try:
             self._migrate()
         except sa.exc.DBAPIError as error:
             raise self.refused(error) from None
 
     def _migrate(self) -> None:
-        """Make the tables where there are none, one controller at a time.
+        """Create the tables if there are none, one controller at a time.
 
         Raises:
-            VersionError: They are of another version.
-            HostError: Texts would not be stored as Unicode.
+            VersionError: The tables have another version.
+            HostError: The database's encoding is not UTF-8.
             sqlalchemy.exc.DBAPIError: The server does not answer, or refuses.
         """
         with self._connected() as connection, connection.begin():
@@ -230,7 +242,7 @@ class PostgresDatabase:
         return error.connection_invalidated or not isinstance(error.orig, ours)
 
     def damaged(self, error: object) -> DamagedError:
-        """The error to raise for a store that is no whole one."""
+        """The error to raise for a damaged store."""
         return DamagedError(
             f"store {self.name} is damaged: {_line(error)}",
             remedy="restore the database from a backup, or name another --store",

@@ -1,4 +1,4 @@
-"""From the state to what of it outlives the controller, and back. Pure."""
+"""Converts the controller's state to stored records, and restores the state at a start."""
 
 import contextlib
 import logging
@@ -43,10 +43,17 @@ def restored(
     standing: Sequence[OperatorOrder] = (),
     strikes: Strikes = MappingProxyType({}),
 ) -> State:
-    """The state a stored past gives: open findings are remembered, all else is measured anew.
+    """Build the state from stored records: open findings stay open, all else is measured anew.
 
-    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people;
-    `strikes`: what is remembered of devices.
+    Args:
+        jobs: All jobs.
+        incidents: Their incidents, open and closed.
+        next_incident_id: Number of the next incident.
+        unix_offset_s: Unix time minus the machine's clock.
+        waiting: Open proposals, at most one of each job.
+        next_proposal_id: Number of the next proposal.
+        standing: Operator orders that are in effect.
+        strikes: Earlier incidents by device.
     """
     states = {}
     proposed = {proposal.job: proposal for proposal in waiting}
@@ -109,7 +116,7 @@ def _waiting(proposal: Proposal | None, layout: Layout | None) -> AwaitingApprov
 
 
 def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:
-    """Open findings of this kind by rank."""
+    """Slowdowns of the open findings of this kind, by rank."""
     return {
         incident.finding.rank: incident.finding.slowdown
         for incident in incidents
@@ -118,7 +125,7 @@ def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[in
 
 
 def _open_slowdown(incidents: Sequence[Incident], kind: FindingKind) -> float:
-    """The open finding of all ranks together, 1.0 without one."""
+    """Slowdown of the open finding of this kind without a rank; 1.0: there is none."""
     for incident in incidents:
         finding = incident.finding
         if incident.is_open and finding.kind is kind and finding.rank is None:
@@ -151,7 +158,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_past(where: str | Path, unix_offset_s: float) -> tuple[Store, State]:
-    """Raises as `Store.open` does, and DamagedError where what stands there can not be read."""
+    """Open the store and load its state. Raises as `Store.open` and `load_state`."""
     store = Store.open(where)
     with contextlib.ExitStack() as undone:
         undone.callback(store.close)
@@ -163,7 +170,7 @@ def open_past(where: str | Path, unix_offset_s: float) -> tuple[Store, State]:
 
 
 def load_state(store: Store, unix_offset_s: float) -> State:
-    """The state that the store gives now, read at once.
+    """Load the state from the store, in one consistent read.
 
     Raises:
         HostError: The store does not answer, or is damaged.

@@ -36,22 +36,30 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRule:
-    """One kind of rows. `may_go`: which of them may be dropped; `batch`: rows dropped at once."""
+    """How rows of one table are deleted.
+
+    Attributes:
+        table: The table.
+        age: Its column with the time that counts, in Unix seconds.
+        may_go: Condition of rows that may be deleted.
+        also: Tables whose rows of the same key are deleted, too.
+        batch: Rows deleted in one transaction.
+    """
 
     table: sa.Table
     age: str
     may_go: sa.ColumnElement[bool] = field(default_factory=sa.true)
-    also: tuple[sa.Table, ...] = ()  # tables with rows of the same key
+    also: tuple[sa.Table, ...] = ()
     batch: int = 64
 
     def older(self, store: Store, unix_s: float) -> list[Key]:
-        """The oldest, as many as go at once, from before this time."""
+        """Keys of the oldest batch of rows from before `unix_s`."""
         age = self.table.c[self.age]
         what = sa.select(*self._keys).where(age < unix_s, self.may_go).order_by(age)
         return self._found(store, what.limit(self.batch))
 
     def oldest(self, store: Store) -> float:
-        """The time of the oldest; infinity: there is none."""
+        """The time of the oldest row; infinity: there is none."""
         age = self.table.c[self.age]
         what = sa.select(age).where(age.is_not(None), self.may_go).order_by(age).limit(1)
         with store.connected() as connection:
@@ -59,14 +67,14 @@ class RetentionRule:
         return inf if found is None else float(found)
 
     def beyond(self, store: Store, kept: int) -> list[Key]:
-        """As many as go at once of those that come after the newest `kept`."""
+        """Keys of one batch of the rows beyond the newest `kept`."""
         age = self.table.c[self.age]
         order = [column.desc() for column in (age, *self._keys)]
         what = sa.select(*self._keys).where(age.is_not(None), self.may_go).order_by(*order)
         return self._found(store, what.limit(self.batch).offset(kept))
 
     def drop(self, store: Store, keys: Sequence[Key]) -> None:
-        """These, for good."""
+        """Delete the rows of these keys."""
         with store.transaction(), store.connected() as connection:
             for table in (self.table, *self.also):
                 columns = [table.c[column.name] for column in self._keys]
@@ -122,10 +130,10 @@ class Retention:
     _rules: deque[tuple[RetentionRule, Callable[[], list[Key]]]] = field(
         default_factory=deque
     )  # to follow
-    _troubles: dict[str, str] = field(default_factory=dict)  # troubles that were told
+    _troubles: dict[str, str] = field(default_factory=dict)  # logged, by subject
 
     def on_tick(self, now_s: float, unix_s: float) -> None:
-        """On a tick: one batch of rows, or one piece of the file."""
+        """Delete one batch of rows, or return some free pages to the file system."""
         try:
             if not self._rules and now_s - self._looked_s >= LOOK_EVERY_S:
                 self._looked_s, self._is_within = now_s, False
@@ -137,12 +145,12 @@ class Retention:
             self._rules.clear()  # another controller's work now
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             self._rules.clear()  # the next time
-            self._log_trouble("past", f"what is too old can not be dropped: {error}")
+            self._log_trouble("past", f"old rows cannot be deleted: {error}")
         else:
             self._log_trouble("past", "")
 
     def _due(self, unix_s: float) -> list[tuple[RetentionRule, Callable[[], list[Key]]]]:
-        """By age, then by number."""
+        """The rules of a new pass with the searches for their rows: by age, then by number."""
         before = unix_s - self.config.history_days * DAY_S
         kept = (
             (LAYOUT_RULE, self.config.layouts),
@@ -154,7 +162,7 @@ class Retention:
         return [*old, *((past, partial(past.beyond, self.store, most)) for past, most in kept)]
 
     def _drop(self) -> bool:
-        """One batch; False: nothing (more) has to go."""
+        """Delete one batch; False: there is nothing (more) to delete."""
         while self._rules:
             past, find = self._rules[0]
             if keys := find():
@@ -164,7 +172,7 @@ class Retention:
         return self._drop_the_oldest()
 
     def _drop_the_oldest(self) -> bool:
-        """Drop some rows of the kind that has the oldest one, if the store is too large."""
+        """If the store is too large, delete a batch from the table that has the oldest row."""
         if self._is_within:
             return False
         self.used_bytes = self.store.database.used_bytes
@@ -177,17 +185,19 @@ class Retention:
             past.drop(self.store, keys)
             return True
         most = self.config.store_bytes
-        self._log_trouble("size", f"what runs or is open is more than store_bytes = {most} allow")
+        self._log_trouble(
+            "size", f"running jobs and open incidents need more than store_bytes = {most}"
+        )
         return False
 
     def _watch_log(self) -> None:
         self.log_bytes = self.store.database.log_bytes
         trouble = ""
         if self.log_bytes > LONG_LOG_BYTES:
-            trouble = "its log can not be written back: another process reads it since long"
+            trouble = "its log cannot be written back: another process has read it for a long time"
         self._log_trouble("log", trouble)
 
     def _log_trouble(self, what: str, trouble: str) -> None:
         if trouble != self._troubles.get(what, ""):
             self._troubles[what] = trouble
-            _log.warning("store: %s", trouble or f"{what} is well again")
+            _log.warning("store: %s", trouble or f"{what}: no error any more")

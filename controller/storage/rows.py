@@ -1,7 +1,7 @@
-"""Incidents, proposals, jobs, orders and strikes as rows of the store, and back. Pure.
+"""Converts incidents, proposals, jobs, orders and strikes to rows of the store, and back. Pure.
 
-A row is a mapping from column names to values. What comes back is checked: a row that no store of
-ours holds is damage.
+A row is a mapping from column names to values. Rows are validated when they are read: an invalid
+one means a damaged store.
 """
 
 import json
@@ -27,7 +27,7 @@ from pacekeeper.core.incidents.rank_ranges import count_ranks, merge_ranges
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 
-SMALL = 1 << 32  # steps, ranks and generations are less: so they are told
+SMALL = 1 << 32  # steps, ranks and generations are below it
 
 
 Row = Mapping[Any, Any]
@@ -65,7 +65,7 @@ def text(value: Any) -> str:
 
 
 def items(column: str) -> list[Any]:
-    """Those of a list. Raises ValueError for anything else."""
+    """Decode a JSON list. Raises ValueError for anything else."""
     try:
         found = json.loads(column)
     except RecursionError:
@@ -76,7 +76,7 @@ def items(column: str) -> list[Any]:
 
 
 def pairs(column: str) -> list[tuple[Any, Any]]:
-    """Those of a list. Raises ValueError for anything else."""
+    """Decode a JSON list of pairs. Raises ValueError for anything else."""
     found = items(column)
     if not all(type(one) is list and len(one) == 2 for one in found):
         raise ValueError(f"{column:.40} is no list of pairs")

@@ -24,7 +24,7 @@ from pacekeeper.core.errors import HostError, VersionError
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
-BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
+BUSY_S = 0.1  # that SQLite waits for a lock; then the caller tries again
 LOG_BYTES = 16 << 20  # that the write-ahead log keeps on disk once it was written back
 SLACK_BYTES = 4 << 20  # free inside the file that are kept for what comes next
 RETURNED_PAGES = 256  # to the file system at once: some milliseconds
@@ -88,7 +88,7 @@ class SqliteDatabase:
         """Nothing: a file answers in the end."""
 
     def close(self) -> None:
-        """Write everything back into one file, and let another controller have it."""
+        """Close the file, which writes the log back into it, and release its lock."""
         self._engine.dispose()
         self._raw.close()
         os.close(self._lock)
@@ -107,11 +107,11 @@ class SqliteDatabase:
             return 0
 
     def give_back(self) -> bool:
-        """Return some of what is free in the file to the file system; True: there is more."""
+        """Return some free pages to the file system; True: there are more."""
         return give_back(self._raw)
 
     def is_damage(self, error: Exception) -> bool:
-        """Whether the store is no whole one any more."""
+        """Whether the error means a damaged store."""
         return is_damage(_cause(error))
 
     def is_temporary(self, error: Exception) -> bool:
@@ -119,7 +119,7 @@ class SqliteDatabase:
         return isinstance(_cause(error), sqlite3.OperationalError)
 
     def damaged(self, error: object) -> "DamagedError":
-        """The error to raise for a store that is no whole one."""
+        """The error to raise for a damaged store."""
         return damaged(self._path, error)
 
     def refused(self, error: object) -> HostError:
@@ -166,9 +166,12 @@ def taken(path: Path) -> Iterator[None]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A store of this version, made or taken over.
+    """Open a store, or create it; one of an older version is migrated.
 
-    Raises HostError (DamagedError where it is no whole one) and VersionError.
+    Raises:
+        DamagedError: The file is damaged.
+        HostError: The file is not accessible, or belongs to another program.
+        VersionError: Its version is not readable by this controller.
     """
     connection: sqlite3.Connection | None = None
     is_new = _make(path)
@@ -205,9 +208,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> bool:
-    """A new file for its owner only: SQLite would let all others read it, and its log.
+    """Create the file with mode 0600; SQLite would make it and its log readable by others.
 
-    False: there is one.
+    Returns:
+        False if the file exists.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -252,7 +256,7 @@ _STAMP = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPL
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int | None:
-    """That of our tables there; None: the file is empty. Raises HostError and VersionError."""
+    """The version of the tables; None: the file is empty. Raises HostError and VersionError."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -298,7 +302,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def give_back(connection: sqlite3.Connection) -> bool:
-    """Return some of what is free in the file, beyond the slack; True: there is more."""
+    """Return some free pages beyond SLACK_BYTES to the file system; True: there are more."""
     _, free, size = _pages(connection)
     if free * size <= SLACK_BYTES + RETURNED_PAGES * size:
         return False
@@ -315,7 +319,7 @@ def _pages(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def damaged(path: Path, why: object) -> DamagedError:
-    """The store at `path` is no whole one."""
+    """The error for a damaged store at `path`."""
     return DamagedError(
         f"store {path} is damaged: {why}",
         remedy="move it away and start again: running jobs are found anew",

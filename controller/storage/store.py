@@ -101,16 +101,16 @@ class Store:
 
     @classmethod
     def open(cls, where: str | Path, fence: Fence | None = None) -> "Store":
-        """Open or make the store.
+        """Open the store; create it if there is none.
 
         Args:
             where: The path of an SQLite file, `sqlite:///PATH` or `postgresql://...`.
             fence: The term to write in; of PostgreSQL only.
 
         Raises:
-            HostError: No access, not ours, or in use.
+            HostError: The store is not accessible, in use, or of another program.
             VersionError: It has another version.
-            ConfigError: The URL is of no use.
+            ConfigError: The URL is invalid.
         """
         path = sqlite_path(where)
         if path is None:
@@ -122,7 +122,7 @@ class Store:
         self.database.close()
 
     def next_term(self) -> int:
-        """The term to lead it in without a lease: a new one, or 0 where it never had one.
+        """The term of a controller without a lease: a new one; 0 if the store never had a lease.
 
         Raises:
             HostError: The store is damaged.
@@ -138,7 +138,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside are stored together or not at all; a repetition changes nothing."""
+        """One transaction: all writes in the block are stored, or none. It may be repeated."""
         next_decision_id = self._next_decision_id
         try:
             with self.database.begin() as connection:
@@ -155,15 +155,15 @@ class Store:
         self._save(JOBS, job_row(job))
 
     def forget_job(self, job: str) -> None:
-        """A restart does not bring the job back; its incidents, decisions and layouts stay."""
+        """Delete a job, so that it is not restored; its incidents, decisions and layouts stay."""
         self._delete(JOBS, name=job)
 
     def forget_layouts(self, job: str) -> None:
-        """The job begins anew, and numbers its layouts from the first on again."""
+        """Delete the layouts of a job that starts anew and uses their generation numbers again."""
         self._delete(LAYOUTS, job=job)
 
     def save_layout(self, job: str, layout: Layout, reason: str, unix_s: float) -> None:
-        """Remember a layout that came into force then."""
+        """Store a layout that all ranks have run since `unix_s`."""
         row = {
             "job": job,
             "generation": layout.generation,
@@ -198,7 +198,7 @@ class Store:
             return None if row is None else incident_of(row._mapping)
 
     def orders(self) -> tuple[OperatorOrder, ...]:
-        """Orders of people that stand. Raises HostError for a damaged store."""
+        """Operator orders in effect. Raises HostError for a damaged store."""
         with self.reading():
             return self.history_tables.orders()
 
@@ -226,7 +226,7 @@ class Store:
             return jobs, incidents, (newest or 0) + 1
 
     def open_proposals(self) -> tuple[tuple[Proposal, ...], int]:
-        """(those of known jobs that are open, the number of the next one).
+        """(open proposals of known jobs, the number of the next proposal).
 
         Raises HostError for a damaged store.
         """
@@ -251,11 +251,11 @@ class Store:
             return None if row is None else (decode_layout(row.layout), row.reason)
 
     def raise_if_lasting(self, error: sa.exc.DBAPIError) -> None:
-        """Returns where a repetition of a failed write may succeed.
+        """Return if a failed write may succeed when it is repeated.
 
         Raises:
-            DamagedError: The store is no whole one any more.
-            sqlalchemy.exc.DBAPIError: `error`, where it is a bug of ours.
+            DamagedError: The store is damaged.
+            sqlalchemy.exc.DBAPIError: `error`, if it is a programming error.
         """
         if self.database.is_damage(error):
             raise self.database.damaged(error.orig) from None
@@ -296,11 +296,10 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """The connection of `connected`, for reads of what must be whole.
+        """The connection of `connected`, for reads whose rows are validated.
 
         Raises:
-            HostError: The store does not answer, or is damaged, which rows are, too, that no store
-                of ours holds.
+            HostError: The store does not answer, or is damaged: unreadable, or with invalid rows.
         """
         try:
             with self.connected() as connection:

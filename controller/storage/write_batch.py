@@ -1,4 +1,4 @@
-"""Which commands are written into the store, each job once; what may wait, together."""
+"""Selects the commands that are written to the store: each job once, deferrable ones in batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ _STORED = (
 
 
 def last_of_each(commands: Sequence[Command]) -> list[Command]:
-    """Each incident once, as it is at the end, where it first comes: what grew is one change."""
+    """Keep one SaveIncident of each incident: its last state, at the position of its first."""
     newest: dict[int, SaveIncident] = {}
     for command in commands:
         if isinstance(command, SaveIncident):
@@ -52,14 +52,14 @@ def last_of_each(commands: Sequence[Command]) -> list[Command]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WriteBatch:
-    """Remembers the jobs whose change is not written yet, and since when."""
+    """Tracks jobs with unwritten changes, and since when."""
 
     _unsaved: dict[str, float] = field(default_factory=dict)
 
     def of(self, state: State, commands: Sequence[Command], now_s: float) -> list[Command]:
-        """The writes of these commands, in order, with those that have waited long enough.
+        """Return the commands to write, in order, with deferred jobs that have waited long enough.
 
-        A job is written as it is in `state`: once is enough, however often it was asked for.
+        A job is written as it is in `state`, once for all commands that ask for it.
         """
         for command in commands:
             if isinstance(command, SaveJob) and command.may_wait:
@@ -80,7 +80,7 @@ class WriteBatch:
         ]
 
     def done(self, state: State, writes: Sequence[Command]) -> None:
-        """They are in the store."""
+        """Record that these commands are stored."""
         for command in writes:
             if isinstance(command, SaveJob):
                 self._unsaved.pop(command.job, None)
@@ -89,14 +89,14 @@ class WriteBatch:
 
 
 def write_all(store: Store, state: State, commands: Sequence[Command], unix_s: float) -> None:
-    """Store what commands ask for, in one transaction."""
+    """Execute store commands in one transaction; `unix_s`: the present time."""
     with store.transaction():
         for command in commands:
             write(store, state, command, unix_s)
 
 
 def write(store: Store, state: State, command: Command, unix_s: float) -> None:
-    """Store what a command asks for, and that it was asked for then."""
+    """Execute one store command; `unix_s`: the time to record."""
     match command:
         case SaveIncident(incident=incident):
             store.save_incident(incident)

@@ -83,7 +83,7 @@ class ControllerConfig:
     api_listen: Listener = f"127.0.0.1:{API_PORT}"
     # Processes that serve agents on that port. One is enough below some 5,000 agents; each more
     # costs memory, and some CPU time for every report.
-    fronts: Annotated[int, Field(ge=1, le=16)] = 1
+    ingest_processes: Annotated[int, Field(ge=1, le=16)] = 1
     # Whether to listen beyond loopback without encryption, or without knowing who calls.
     insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.

@@ -94,7 +94,7 @@ class Door:
                 "tls": asdict(TlsConfig()),
                 "max_report_bytes": 1 << 20,
                 "connection_s": None,
-                "fronts": 1,
+                "processes": 1,
                 "index": 0,
                 "reports": {"per_s": self.per_s, "at_once": self.at_once},
             },

@@ -32,7 +32,7 @@ def made(on_restart: Callable[[], None] = lambda: None) -> IngestSupervisor:
         "tls": asdict(TlsConfig()),
         "max_report_bytes": 1 << 20,
         "connection_s": None,
-        "fronts": 1,
+        "processes": 1,
         "index": 0,
         "reports": {"per_s": 1.0, "at_once": 1},
     }

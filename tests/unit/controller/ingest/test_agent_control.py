@@ -1,4 +1,4 @@
-"""What the front hands on: taken in at once, acknowledged once stored, passed over when old."""
+"""Frames of the ingest process: handled at once, acknowledged once stored, ignored when old."""
 
 import asyncio
 from collections.abc import Sequence
@@ -155,8 +155,8 @@ def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_ther
     assert ipc.decode_send(data) == ((1, 3), b"j/deaths", message.SerializeToString())
 
 
-def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() -> None:
-    """A welcome is said once: a front that is behind by half a second would let nobody in."""
+def test_with_a_lease_commands_expire_in_a_busy_ingest_process_and_nothing_else_does() -> None:
+    """A welcome is sent once: an ingest process that is half a second late would admit no agent."""
 
     class Led(Standalone):
         answer_within_s = 4.0
@@ -175,7 +175,7 @@ def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() 
 
 
 def test_an_offer_to_a_thousand_nodes_crosses_the_line_once() -> None:
-    """A line that holds more than it can carry in a second is taken for a front that hangs."""
+    """An ingest process with more than a second of unsent bytes counts as hanging."""
     desk = Desk()
     nodes = [f"node-{i}" for i in range(1024)]
     desk.take(*(opened(1 + i, node) for i, node in enumerate(nodes)))
@@ -300,11 +300,11 @@ def test_who_is_not_let_in_never_attaches() -> None:
     assert desk.events == []
 
 
-def test_with_the_front_all_its_nodes_are_away() -> None:
+def test_with_the_ingest_process_all_its_nodes_are_away() -> None:
     desk = Desk()
     desk.take(opened(1, "a"), opened(2, "b"), (ipc.CLOSED, 2, 0, b""))
     assert desk.control.drop_streams() == [NodeDetached(node="a", agent_incarnation="x")]
-    desk.take(reported(1, 0))  # of the front that is gone
+    desk.take(reported(1, 0))  # of the ingest process that is gone
     assert desk.taken == []
     desk.take(opened(1, "a"), reported(1, 0))
     assert desk.taken == [("a", 0)]

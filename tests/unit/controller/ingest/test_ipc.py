@@ -1,4 +1,4 @@
-"""The line between the controller and its front: torn, garbled, whole."""
+"""Frames between the controller and its ingest process: torn, garbled, whole."""
 
 import pytest
 

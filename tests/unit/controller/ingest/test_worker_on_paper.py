@@ -1,4 +1,4 @@
-"""The front between its lanes and the line: numbers, order, limits, and what is no report."""
+"""The ingest process between streams and controller: numbers, order, limits, invalid reports."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -84,8 +84,8 @@ def test_streams_are_numbered_from_one_and_begin_with_who_calls() -> None:
 def test_streams_of_two_fronts_have_no_number_in_common() -> None:
     out: Any = Out()
     limit = Limit(per_s=1.0, at_once=1)
-    fronts = [IngestWorker(out, reports=limit, first_number=i + 1, step=2) for i in range(2)]
-    assert [[opened(one).number for _ in range(2)] for one in fronts] == [[1, 3], [2, 4]]
+    processes = [IngestWorker(out, reports=limit, first_number=i + 1, step=2) for i in range(2)]
+    assert [[opened(one).number for _ in range(2)] for one in processes] == [[1, 3], [2, 4]]
 
 
 def test_a_report_is_handed_on_with_its_number_and_as_it_came() -> None:

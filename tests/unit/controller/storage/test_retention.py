@@ -235,7 +235,7 @@ class TestBySize:
             let_go(store, RetentionConfig(store_bytes=1 << 20), ticks=10)
         assert numbers(store, "incidents", "incident_id") == [*range(400)]
         assert [r.getMessage() for r in caplog.records] == [
-            "store: what runs or is open is more than store_bytes = 1048576 allow"
+            "store: running jobs and open incidents need more than store_bytes = 1048576"
         ]
 
 
@@ -272,7 +272,7 @@ class TestLittleByLittle:
         with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             for i in range(3):
                 keeper.on_tick(i * LOOK_EVERY_S, NOW_S)
-        assert ["can not be dropped" in r.getMessage() for r in caplog.records] == [True]
+        assert ["cannot be deleted" in r.getMessage() for r in caplog.records] == [True]
         execute(store, "PRAGMA query_only = 0")
         keeper.on_tick(3 * LOOK_EVERY_S, NOW_S)
         assert numbers(store, "incidents", "incident_id") == [2]

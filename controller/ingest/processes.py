@@ -1,7 +1,7 @@
-"""The ingest processes of a controller, on one port by SO_REUSEPORT.
+"""The ingest processes of a controller, which share one port by SO_REUSEPORT.
 
-The kernel gives each connection to one of them. They number their streams so that no two collide;
-what the controller sends goes to all, and each passes on what is for its own streams.
+The kernel assigns each connection to one of them. Stream numbers are unique across all processes.
+The controller sends each frame to all of them, and each ignores streams of the others.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from pacekeeper.controller.ingest.supervisor import IngestSupervisor, PortTakenE
 from pacekeeper.protos.listening import bind_error
 
 
-class Fronts:
-    """Supervises `count` ingest processes; one is enough below some 5,000 agents."""
+class IngestProcesses:
+    """Supervises a fixed number of ingest processes."""
 
     def __init__(
         self,
@@ -30,11 +30,12 @@ class Fronts:
         Args:
             settings: See `worker.serve`; the number of processes is added.
             count: Number of ingest processes.
-            on_frames: Takes frames in; returns when all they bring is stored.
-            on_gone: An ingest process is gone; its argument selects the numbers of its streams.
+            on_frames: Handles frames; returns when their events are stored.
+            on_gone: Called when an ingest process has ended, with a predicate that is true for the
+                numbers of its streams.
             on_restart: Counts restarts.
         """
-        self._settings = {**settings, "fronts": count}
+        self._settings = {**settings, "processes": count}
         self._count = count
         self._on_frames, self._on_gone, self._on_restart = on_frames, on_gone, on_restart
         self._supervisors: list[IngestSupervisor] = []
@@ -50,7 +51,12 @@ class Fronts:
             one.send_frame(frame)
 
     async def start(self) -> None:
-        """Start all of them. Raises PortTakenError, or HostError where one does not start."""
+        """Start all processes.
+
+        Raises:
+            PortTakenError: The port is in use.
+            HostError: A process did not start.
+        """
         if self._count > 1 and (why := bind_error(str(self._settings["listen"]))):
             raise PortTakenError(str(why))  # SO_REUSEPORT would share the port
         for index in range(self._count):
@@ -61,18 +67,18 @@ class Fronts:
             except BaseException:
                 await asyncio.gather(*(other.drain() for other in self._supervisors[:-1]))
                 raise
-            self._settings["listen"] = one.address  # the port, where any free one was asked for
+            self._settings["listen"] = one.address  # with the port that was chosen for port 0
 
     async def run(self) -> None:
-        """Run until drained or cancelled. Raises HostError if one of them does not stay."""
+        """Run until drained or cancelled. Raises HostError if a process ends too often."""
         await asyncio.gather(*(one.run() for one in self._supervisors))
 
     async def drain(self) -> None:
-        """End all streams, take in what came before, then end the processes."""
+        """End all streams, handle the frames received before, then end the processes."""
         await asyncio.gather(*(one.drain() for one in self._supervisors))
 
     async def abort(self) -> None:
-        """End the processes at once, where nothing can be stored any more."""
+        """End the processes at once; used when nothing can be stored any more."""
         await asyncio.gather(*(one.abort() for one in self._supervisors))
 
     def _supervisor(self, index: int) -> IngestSupervisor:

@@ -19,18 +19,18 @@ def hello(number: int) -> control_pb2.Hello:
     )
 
 
-def test_agents_are_spread_over_the_fronts_and_a_dead_one_takes_its_own_with_it(
+def test_agents_are_spread_over_the_processes_and_a_dead_one_takes_its_own_with_it(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "controller.toml"
-    config.write_text("[controller]\nfronts = 2\n")
+    config.write_text("[controller]\ningest_processes = 2\n")
     with ControllerProcess(tmp_path, "--config", str(config)) as controller:
-        fronts = children(controller.process.pid)
-        assert len(fronts) == 2
+        processes = children(controller.process.pid)
+        assert len(processes) == 2
         agents = [ScriptedAgent(controller.address, hello(i)) for i in range(NUM_AGENTS)]
         for agent in agents:
             agent.report_and_wait()
-        os.kill(fronts[0], signal.SIGKILL)
+        os.kill(processes[0], signal.SIGKILL)
 
         def is_connected() -> dict[str, bool]:
             nodes = controller.status.ListNodes(status_pb2.ListNodesRequest()).nodes
@@ -48,7 +48,7 @@ def test_agents_are_spread_over_the_fronts_and_a_dead_one_takes_its_own_with_it(
 
 def test_a_port_that_is_taken_is_not_shared(tmp_path: Path) -> None:
     config = tmp_path / "controller.toml"
-    config.write_text("[controller]\nfronts = 2\n")
+    config.write_text("[controller]\ningest_processes = 2\n")
     with ControllerProcess(tmp_path, "--config", str(config)) as controller:
         second = pacekeeper(
             "controller",
