@@ -285,7 +285,7 @@ class TestLittleByLittle:
         assert file_store.database.log_bytes > 0
         with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             let_go(file_store, ticks=5)
-        assert "another process reads it" in caplog.text
+        assert "another process has read it" in caplog.text
 
 
 @dataclass(kw_only=True)
