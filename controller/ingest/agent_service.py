@@ -1,7 +1,8 @@
-"""Agents' streams in the controller: frames of the ingest processes become events; commands go out.
+"""Agents' streams in the controller: turns frames of the ingest processes into events.
 
-Reports of many agents are processed together and acknowledged once they are stored; a report that
-arrives again is acknowledged and ignored. A node has one stream: a newer one ends the older one.
+Reports of many agents are processed together and acknowledged once they are stored; a repeated
+report is acknowledged and ignored. A node has one stream: a newer one ends the older one. Commands
+to agents are sent from here.
 """
 
 import asyncio
@@ -47,14 +48,14 @@ from pacekeeper.protos.convert import reports
 
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
-# In a large fleet each is acknowledged less often: acknowledgements cost as much as reports.
+# In a large fleet agents are acknowledged less often: acknowledgements cost as much as reports.
 ACKS_PER_S = 2000
-ACK_SPARSEST = 8.0  # times: an agent leaves a stream that is silent for 15 s
+ACK_SPARSEST = 8.0  # times less often, at most: an agent leaves a stream that is silent for 15 s
 ACK_LOOK_S = 0.05
 PACING_S = 2.0  # between two looks at the number of agents
-FRESH_S = 0.5  # of a leader's command: one that waits longer might be sent after the lease
+FRESH_S = 0.5  # that a leader's command may wait: later ones might be sent after its lease
 MAX_TEXT = 64  # characters of an agent's version and incarnation
-NO_LEADER = "this controller leads no more"
+NO_LEADER = "this controller is not the leader any more"
 OUR_VERSION = pacekeeper.__version__
 _PARTS = control_pb2.ReportRequestParts
 _log = logging.getLogger(__name__)
@@ -66,24 +67,42 @@ class _ForeignReportError(ValueError):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Stream:
-    """One agent's open stream. `newest`: the sequence of the last report that came by it."""
+    """One agent's open stream.
+
+    Attributes:
+        number: Its number in frames of the ingest processes.
+        node: The agent's node.
+        incarnation: Identifies one start of the agent.
+        principal: The authenticated caller.
+        newest: Sequence of the last report received; -1: none.
+        handled: Sequence of the newest report that was processed.
+        unacknowledged: Number of processed reports that are not acknowledged yet.
+        is_over: Whether the stream was ended; its later reports are ignored.
+    """
 
     number: int
     node: str
     incarnation: str
     principal: Principal
     newest: int = -1
-    handled: int = 0  # sequence of the newest report that went through the machine
+    handled: int = 0
     unacknowledged: int = 0
     is_over: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class _IngestResult:
-    """The answers to one batch, sent once all of it is stored."""
+    """The answers to one batch of frames, sent once all its events are stored.
+
+    Attributes:
+        welcomes: New streams of admitted agents.
+        taken: Processed reports: stream, sequence, whether it is the stream's first report.
+        again: Repeated reports: stream, sequence.
+        ends: Streams to end: status, reason.
+    """
 
     welcomes: list[_Stream] = field(default_factory=list)
-    taken: list[tuple[_Stream, int, bool]] = field(default_factory=list)  # (.., is it a greeting)
+    taken: list[tuple[_Stream, int, bool]] = field(default_factory=list)
     again: list[tuple[_Stream, int]] = field(default_factory=list)
     ends: list[tuple[_Stream, grpc.StatusCode, str]] = field(default_factory=list)
 
@@ -98,8 +117,8 @@ class AgentControl:
         on_failure: Reports an internal error.
         send_frame: Sends a frame to the ingest processes.
         attach_policy: Admits agents and reports.
-        leadership: The right to command, asked for each message.
-        sequences: The newest report of each agent.
+        leadership: Whether this controller may command; checked before each message.
+        sequences: The newest processed report of each agent.
     """
 
     put: Callable[[Sequence[Event]], Awaitable[None]]
@@ -124,12 +143,12 @@ class AgentControl:
                 continue
             stream = self._streams.get(number)
             if stream is None:
-                continue  # it was refused, or is of an ingest process that is gone
+                continue  # rejected, or of an ingest process that has ended
             if kind == ipc.CLOSED:
                 del self._streams[number]
                 self._leave(stream, events)
             elif stream.is_over:
-                continue  # what it still brings is not acknowledged: it is sent again
+                continue  # its later reports are not acknowledged, so the agent sends them again
             elif kind == ipc.REPORT:
                 self._report(stream, value, data, events, outcome)
             elif kind == ipc.FINISHED:
@@ -140,10 +159,10 @@ class AgentControl:
             if events:
                 await self.put(events)
         except Exception as error:
-            # Our bug: these streams end, their agents come back and send their reports again.
-            self.on_failure("taking reports in failed", error)
-            heard = {stream for stream, *_ in (*outcome.taken, *outcome.ends)}
-            for stream in heard.union(outcome.welcomes):
+            # Our bug: these streams end, their agents reconnect and send their reports again.
+            self.on_failure("processing reports failed", error)
+            affected = {stream for stream, *_ in (*outcome.taken, *outcome.ends)}
+            for stream in affected.union(outcome.welcomes):
                 why = "the controller failed to read a report"
                 self._end(stream, grpc.StatusCode.INTERNAL, why)
             return
@@ -166,10 +185,10 @@ class AgentControl:
     def send(
         self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
     ) -> None:
-        """Send a message to those of the nodes that are connected; the machine repeats it."""
-        there = (self._of_node.get(node) for node in nodes)
-        heard_by = [stream for stream in there if stream is not None]
-        self._send(heard_by, f"{job}/{kind}", message, until_ms=self._until_ms())
+        """Send a message to the connected ones of these nodes; the machine repeats commands."""
+        found = (self._of_node.get(node) for node in nodes)
+        receivers = [stream for stream in found if stream is not None]
+        self._send(receivers, f"{job}/{kind}", message, until_ms=self._until_ms())
 
     async def acknowledge(self) -> None:
         """Acknowledge stored reports, in one frame for all streams, until cancelled."""
@@ -193,8 +212,8 @@ class AgentControl:
 
     @property
     def _sparse(self) -> float:
-        """By how much acknowledgements are rarer than in a small fleet."""
-        # Well within what agents were promised: else they would look for another controller.
+        """The factor by which acknowledgements are less frequent than in a small fleet."""
+        # A third of `answer_within_s`, after which agents try another controller.
         promised_s = self.leadership.answer_within_s
         sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
         return max(1.0, min(sparsest, len(self._streams) / ACKS_PER_S))
@@ -207,8 +226,8 @@ class AgentControl:
                 answer_within_s=self.leadership.answer_within_s,
                 pacing=_pacing_message(self._pacing),
             )
-            told = control_pb2.AttachResponse(welcome=welcome)
-            self._send([stream], "welcome", told, until_ms=0)
+            response = control_pb2.AttachResponse(welcome=welcome)
+            self._send([stream], "welcome", response, until_ms=0)
         now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
         for stream, number, is_greeting in outcome.taken:
             self.sequences.record(stream.node, stream.incarnation, number, is_greeting=is_greeting)
@@ -298,7 +317,7 @@ class AgentControl:
         return RejectedError(code, why)
 
     def _log_caller(self, caller: str, words: str, *about: object) -> None:
-        """Log a line that a caller can cause at will, within a rate limit."""
+        """Log a line that callers can cause, within a rate limit."""
         ending = self._log_limiter.suffix(caller, time.monotonic())
         if ending is not None:
             _log.warning(words + "%s", *about, ending)
@@ -339,7 +358,7 @@ class AgentControl:
             if not decision.is_allowed:
                 raise _ForeignReportError(decision.reason)
         except ValueError as error:
-            # Acknowledged all the same: sent again, it would block the good ones for ever.
+            # Acknowledged nevertheless: sent again, it would block the valid ones forever.
             outcome.taken.append((stream, number, is_greeting))
             self._reject(stream, error, outcome)
         except Exception as error:
@@ -372,7 +391,7 @@ class AgentControl:
             return
         term = self.leadership.term()
         if term is not None:
-            # What is stored stays stored, whatever the term when it arrives.
+            # Without a time limit: a stored report stays stored in later terms.
             self.send_frame(ipc.encode_acknowledge(term, 0, pairs))
 
     def _send(
@@ -383,9 +402,9 @@ class AgentControl:
         *,
         until_ms: int,
     ) -> None:
-        """Send one message to streams, encoded once: an offer may have 700 kB and 1,000 receivers.
+        """Send one message to streams in the present term; `until_ms`: as in `ipc.encode_send`.
 
-        The term is that of now, not of when the message was made.
+        It is encoded once: an offer may have 700 kB and 1,000 receivers.
         """
         term = self.leadership.term()
         if term is None:
@@ -398,7 +417,10 @@ class AgentControl:
         self.send_frame(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """Until when a command may be sent, so that it does not outlive a lease; 0: no limit."""
+        """Until when a command may be sent, so that it does not outlast a lease; 0: no limit.
+
+        In ms of CLOCK_MONOTONIC.
+        """
         if not self.leadership.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)

@@ -1,7 +1,7 @@
-"""Supervises the ingest process: starts it, reads from it, restarts it if it dies, hangs or errs.
+"""Supervises the ingest process: starts it, reads its frames, restarts it if it ends or hangs.
 
-Agents then reconnect and send again what was not acknowledged. If it ends more than MAX_RESTARTS
-times within WITHIN_S, the controller ends with an error.
+After a restart agents reconnect and repeat unacknowledged reports. If the process ends more than
+MAX_RESTARTS times within WITHIN_S, the controller ends with an error.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ALIVE_WITHIN_S = 20.0
 AGAIN_S = 0.2
 MAX_RESTARTS, WITHIN_S = 5, 60.0
 DRAINS_WITHIN_S = 4.0
-UNSENT_BYTES = 64 << 20  # what an ingest process that reads nothing may keep waiting here
+UNSENT_BYTES = 64 << 20  # to an ingest process; one that leaves more unread counts as hanging
 READ_BYTES = 4 << 20
 # Reports of many agents are cheaper to process together: a job's ranks report the same step.
 GATHER_S, GATHER_S_PER_STREAM = 0.1, 1e-5
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class PortTakenError(Exception):
-    """The ingest process cannot listen; the text is the system's, or that of a bad certificate."""
+    """The ingest process cannot listen; the text is the system's error or that of a certificate."""
 
 
 class IngestSupervisor:
@@ -64,7 +64,7 @@ class IngestSupervisor:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._alive_s = 0.0
-        self._reading_s: float | None = None  # since when it is read; None: it is not now
+        self._reading_s: float | None = None  # since when a read waits; None: no read waits
         self._draining = asyncio.Event()
         self._is_read: asyncio.Event | None = None  # set at the connection's end; None: not read
         self._num_streams = 0
@@ -81,7 +81,7 @@ class IngestSupervisor:
             self._writer.write(frame)
 
     async def start(self) -> int:
-        """Start it; returns its port. Raises PortTakenError, and HostError if it does not start."""
+        """Start the process; return its port. Raises PortTakenError or HostError."""
         try:
             return await self._start()
         except BaseException:  # also when cancelled: nothing else would end it
@@ -149,7 +149,7 @@ class IngestSupervisor:
                 return
 
     async def _start_again(self) -> None:
-        """Start it after AGAIN_S, unless it is drained meanwhile."""
+        """Start the process after AGAIN_S, unless it is drained before."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_S):
                 await self._draining.wait()
@@ -183,12 +183,12 @@ class IngestSupervisor:
         await self._end()
 
     async def abort(self) -> None:
-        """End the process at once; nothing more of what its agents sent is taken in."""
+        """End the process at once; frames that were not read are lost."""
         self._draining.set()
         await self._end()
 
     async def _serve(self) -> str:
-        """Read until the connection ends; returns why it did."""
+        """Read frames until the connection ends; return the reason."""
         watching = asyncio.create_task(self._watch())
         self._is_read = is_read = asyncio.Event()
         try:
@@ -197,7 +197,7 @@ class IngestSupervisor:
                 await self._on_frames(frames)
                 await self._gather(read_s)
         except ValueError as error:
-            return f"it errs: {error}"
+            return f"it sent an invalid frame: {error}"
         except ConnectionError:
             pass  # what it had not read is lost with it
         finally:
@@ -208,7 +208,7 @@ class IngestSupervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     code = await self._process.wait()
-        return "it closed the line" if code is None else f"it ended with code {code}"
+        return "it closed its socket" if code is None else f"it ended with code {code}"
 
     async def _gather(self, read_s: float) -> None:
         """Wait until reports of many agents have arrived, counted from the last read.
@@ -241,7 +241,7 @@ class IngestSupervisor:
 
     async def _watch(self) -> None:
         """Kill an ingest process that hangs, which ends its connection."""
-        silent_s = 0.0  # by the looks at it: it may be this process that was stopped meanwhile
+        silent_s = 0.0  # counted in pings: this process may itself have been stopped meanwhile
         while True:
             asked_s = time.monotonic()
             self.send_frame(ipc.frame(ipc.PING))
@@ -249,7 +249,7 @@ class IngestSupervisor:
             if self._writer is None:
                 return  # a drain took too long
             unsent = self._writer.transport.get_write_buffer_size()
-            # While this side is at its reports an answer may wait for its turn.
+            # While this process handles frames, an answer may wait unread.
             is_silent = self._reading_s is not None and asked_s > max(
                 self._alive_s, self._reading_s
             )
@@ -276,9 +276,9 @@ class IngestSupervisor:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in a process that is started inside, from its first moment on.
+    """Block SIGINT and SIGTERM in a process started in the block, before its first instruction.
 
-    Terminals and service managers send them to the whole group, but the controller ends it.
+    Terminals and service managers signal the whole group, but the controller ends the process.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

@@ -1,8 +1,8 @@
 """The ingest process: serves agents' streams over gRPC and decides nothing.
 
-It passes the bytes of reports on, packed, over one socket to the controller that started it, and
-sends what comes back. A controller that is busy does not read; then the ingest process does not
-either, and reports stay with their agents. It ends with that socket.
+It forwards the bytes of reports in packed frames over one socket to the controller that started it,
+and sends the controller's messages to agents. While the controller does not read, neither does the
+ingest process, so reports stay in the agents' spools. The process ends when the socket closes.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from pacekeeper.protos import control_pb2
 from pacekeeper.protos import tls as secure
 from pacekeeper.protos.convert import reports
 
-FLUSH_S = 0.005  # what comes within so long is handed on together
-UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
+FLUSH_S = 0.005  # frames of this time are sent together
+UNSENT_BYTES = 4 << 20  # to the controller; beyond it agents' streams are not read
 READ_BYTES = 1 << 18
 COMMAND_BYTES = 64 << 20
 ON_STREAM_BYTES = 64 << 10  # an offer beyond it is sent without its layout, which is fetched
 MAX_NUMBER = 0xFFFF0000  # of streams, in 32 bits
-ACK_KEY = b"acknowledge"  # a newer acknowledgement replaces one that waits
+ACK_KEY = b"acknowledge"  # a newer acknowledgement replaces a queued one
 DRAIN_S = 2.0
-GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
+GARBAGE_AFTER = 100_000  # allocations between collections: streams are many and have no cycles
 _log = logging.getLogger(__name__)
 
 
 class ControllerLink:
-    """The socket to the controller, written in packets."""
+    """The socket to the controller; frames are written in packets."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -54,14 +54,14 @@ class ControllerLink:
         self._loop = asyncio.get_running_loop()
 
     def put(self, kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> None:
-        """Send a frame soon, in order."""
+        """Queue a frame; it is sent within FLUSH_S, in order."""
         if not self._packet:
             self._loop.call_later(FLUSH_S, self.flush)
         self._packet.append(ipc.frame(kind, stream, number, data))
         self._size += len(data)
 
     def flush(self) -> None:
-        """Send all frames that wait."""
+        """Send all queued frames."""
         if self._packet:
             self._writer.write(b"".join(self._packet))
             self._packet.clear()
@@ -69,11 +69,11 @@ class ControllerLink:
 
     @property
     def is_full(self) -> bool:
-        """Whether too much waits to be sent, so that nothing more should be read of agents."""
+        """Whether more than UNSENT_BYTES are unsent, so that agents' streams should not be read."""
         return self._size + self._writer.transport.get_write_buffer_size() > UNSENT_BYTES
 
     async def ready(self) -> None:
-        """Wait until there is room."""
+        """Wait until the socket accepts more."""
         self.flush()
         await self._writer.drain()
 
@@ -108,7 +108,7 @@ class IngestWorker:
         self._out.put(ipc.OPENED, stream.number, data=ipc.join_header(shown, first))
 
     def reported(self, stream: AgentStream, data: bytes) -> float | None:
-        """Pass a report on. Returns seconds until the next may be read; None: read no more."""
+        """Forward a report. Returns seconds until the next may be read; None: read no more."""
         try:
             sequence = sequence_of(data)
         except ValueError as error:
@@ -121,7 +121,7 @@ class IngestWorker:
         return wait_s
 
     async def ready(self) -> None:
-        """Wait while the controller does not keep up: what is not read stays with the agents."""
+        """Wait while the controller does not keep up; unread reports stay with the agents."""
         while self._out.is_full:
             await self._out.ready()
 
@@ -154,7 +154,7 @@ class IngestWorker:
                 raise ValueError(f"a frame of kind {kind} from the controller")
 
     def _without_layout(self, message: bytes) -> bytes:
-        """The message; of an offer with a large layout the offer without it, to be fetched."""
+        """Remove a large layout from an offer, so that agents fetch it; other messages stay."""
         if len(message) <= ON_STREAM_BYTES:
             return message
         response = control_pb2.AttachResponse.FromString(message)
@@ -173,15 +173,15 @@ class IngestWorker:
                 stream.send(ACK_KEY, message.SerializeToString(), until_ms)
 
     def end_all(self) -> None:
-        """End all streams because the service shuts down: agents reconnect by themselves."""
+        """End all streams because the controller stops; agents reconnect by themselves."""
         for stream in list(self._streams.values()):
             stream.end(grpc.StatusCode.UNAVAILABLE.value[0], "the controller is going down")
 
 
 def sequence_of(data: bytes) -> int:
-    """The number of the report in an AttachRequest, which is validated here as a whole.
+    """The sequence number of the report in an AttachRequest, which is validated completely.
 
-    Raises ValueError for anything else.
+    Raises ValueError if it is not a report.
     """
     try:
         request = control_pb2.AttachRequest.FromString(data)
@@ -193,7 +193,7 @@ def sequence_of(data: bytes) -> int:
 
 
 async def serve(own: socket.socket) -> None:
-    """Serve until drained or the controller is gone. Raises ValueError for an invalid frame."""
+    """Serve until drained or the socket closes. Raises ValueError for an invalid frame."""
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
     worker: IngestWorker | None = None
@@ -224,7 +224,7 @@ async def serve(own: socket.socket) -> None:
 async def _open(
     stack: contextlib.AsyncExitStack, worker: IngestWorker, settings: Any
 ) -> tuple[int, str]:
-    """Listen. Returns the port; 0 and the reason where that fails."""
+    """Start the gRPC server. Returns its port; 0 and the reason if it cannot listen."""
     tls, age_s = TlsConfig(**settings["tls"]), settings["connection_s"]
     options = {
         **dict(reports.server_options(settings["max_report_bytes"], age_s)),
@@ -273,7 +273,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s ingest %(message)s", stream=sys.stderr
     )
-    # A terminal and systemd send these to both processes: it is the controller that ends this one.
+    # Terminals and systemd send these to both processes; the controller ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)

@@ -129,7 +129,7 @@ def test_nothing_is_acknowledged_that_is_not_stored() -> None:
     desk.is_broken = True
     said = desk.take(*(reported(1, n) for n in range(20)))
     assert (acknowledged(said), ends(said)) == ([], [(1, INTERNAL)])
-    assert desk.failures == ["taking reports in failed"]
+    assert desk.failures == ["processing reports failed"]
     # Who comes back with them finds that they are news.
     desk.is_broken = False
     desk.take((ipc.CLOSED, 1, 0, b""), opened(2), *(reported(2, n) for n in range(20)))
