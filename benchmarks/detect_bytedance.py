@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.rank_traces import (
     OURS,
-    RULES,
+    PLAYED,
     accused,
     compute,
     only,
@@ -90,13 +90,13 @@ def injected(
 def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Anomaly]]:
     """What our rule says of each trace as it is, and whom the others accuse."""
     table = Table(title="who is accused: ranks, or how many of them")
-    for column in ("trace", "slowdown", "95 %", "first step", OURS, *RULES):
+    for column in ("trace", "slowdown", "95 %", "first step", *PLAYED):
         table.add_column(column, justify="right")
     found = {name: list(rank_faults(trace)) for name, trace in traces.items()}
     for name, anomalies in found.items():
         named = [
             {t.rank for t in anomalies if t.rank is not None},
-            *(accused(traces[name], rule) for rule in RULES),
+            *(accused(traces[name], rule) for rule in PLAYED[1:]),
         ]
         worst = max(anomalies, key=lambda t: t.slowdown, default=None)
         table.add_row(
@@ -124,13 +124,13 @@ def show_clean(
     counts: dict[tuple[str, str, str], list[int]] = {}
     for name, trace in healthy.items():
         for form, variant in clean_variants(trace, rng, rounds):
-            for rule in (OURS, *RULES):
+            for rule in PLAYED:
                 counts.setdefault((name, form, rule), []).append(len(accused(variant, rule)))
     table = Table(title="accusations in clean data")
-    for column in ("data", "form", "traces", OURS, *RULES):
+    for column in ("data", "form", "traces", *PLAYED):
         table.add_column(column, justify="right")
     for name, form in dict.fromkeys((name, form) for name, form, _ in counts):
-        sums = [sum(counts[name, form, rule]) for rule in (OURS, *RULES)]
+        sums = [sum(counts[name, form, rule]) for rule in PLAYED]
         table.add_row(name, form, str(len(counts[name, form, OURS])), *map(str, sums))
     console.print(table)
     return [
@@ -145,10 +145,10 @@ def show_injected(
     """What each rule finds of the slowdowns put into a trace."""
     rows = {
         rule: [injected(trace, factor, steps, trials, seed, rule) for factor, steps in INJECTIONS]
-        for rule in (OURS, *RULES)
+        for rule in PLAYED
     }
     table = Table(title=f"found of {trials} slowdowns put into SE (false accusations)")
-    for column in ("factor", "within steps", "bar", OURS, *RULES):
+    for column in ("factor", "within steps", "bar", *PLAYED):
         table.add_column(column, justify="right")
     for i, (factor, steps) in enumerate(INJECTIONS):
         bar = BARS.get((factor, steps))

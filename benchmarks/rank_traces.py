@@ -19,11 +19,13 @@ from benchmarks.baselines import (
     ScoutTemporal,
     SniffTest,
 )
+from benchmarks.recorded_as_live import accused_live
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.trace import ComputeTable, Trace
 
 OURS = "pacekeeper"
+LIVE = "pacekeeper live"  # the detector of running jobs on the same record, without hindsight
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -37,6 +39,7 @@ RULES: dict[str, Rule] = {
         DlRover(),
     )
 }
+PLAYED = (OURS, LIVE, *RULES)
 
 
 def compute(trace: Trace) -> ComputeTable:
@@ -88,6 +91,8 @@ def accused(trace: Trace, rule: str = OURS, *, healthy: Trace | None = None) -> 
     """
     if rule == OURS:
         return {trouble.rank for trouble in rank_faults(trace) if trouble.rank is not None}
+    if rule == LIVE:
+        return accused_live(trace)
     times_s, stages, ranks = matrix(trace)
     expected_s = times_s if healthy is None else matrix(healthy)[0]
     flags = RULES[rule].flags(times_s, stages, expected_s=expected_s.max(axis=1))
