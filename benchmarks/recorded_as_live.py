@@ -18,9 +18,8 @@ from pacekeeper.predictor.cost.features import (
 )
 from pacekeeper.predictor.offline.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.online.model_training import share_noise
-from pacekeeper.predictor.online.state import begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.online.roles import update_roles
+from pacekeeper.predictor.online.state import Evidence
 
 CONFIG = replace(DetectorConfig(), skip_steps=0, canary_period_steps=0)
 NUM_JUDGED = 2  # kinds of residuals that replay judges: all computing, and the longest chunk
@@ -40,16 +39,17 @@ def accused_live(trace: Trace) -> set[int]:
 
 def _found(times: TraceTimes, residuals: Residuals, layout: tuple[int, int]) -> set[int]:
     stages = {f"stage {stage}": times.stage == stage for stage in np.unique(times.stage)}
-    evidence, found = {role: begin() for role in stages}, set[int]()
+    evidence, found = dict[str, Evidence](), set[int]()
     for step in range(*layout):
         rows = residuals.samples[times.step_of == step]
+        samples = dict[str, StepSample]()
         for role, is_own in stages.items():
             told = np.flatnonzero(is_own & np.isfinite(rows).any(axis=0))
             if len(told):
-                sample = _sample(step, told, np.exp(rows[:, told]))
-                evidence[role], judgement = update_evidence(CONFIG, evidence[role], sample)
-                found |= {f.rank for f in judgement.findings if f.rank is not None}
-        evidence = share_noise(evidence)
+                samples[role] = _sample(step, told, np.exp(rows[:, told]))
+        evidence, judged = update_roles(CONFIG, evidence, samples)
+        named = (finding.rank for own in judged.values() for finding in own.findings)
+        found |= {rank for rank in named if rank is not None}
     return found
 
 

@@ -16,7 +16,7 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.predictor.cost.features import FeatureTable, StepSample, sample_of_work
 from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
-from pacekeeper.predictor.online.model_training import share_noise
+from pacekeeper.predictor.online.roles import update_roles
 from pacekeeper.predictor.online.state import Evidence, Judgement, restore
 from pacekeeper.predictor.online.update import update_evidence
 
@@ -96,11 +96,8 @@ def judge_roles(
         ), judgement
     # Each role has charts of its own; together they keep the job's rate of false alarms.
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
-    by_role = {**job.detection.by_role}
-    judged: dict[str, Judgement] = {}
-    for role, sample in samples.items():
-        by_role[role], judged[role] = update_evidence(config, _evidence_of(job, role), sample)
-    by_role = share_noise(by_role)
+    known = {**job.detection.by_role, **{role: _evidence_of(job, role) for role in samples}}
+    by_role, judged = update_roles(config, known, samples)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = (
         job.detection.evidence.common.slowdown if job.detection.evidence.common is not None else 1.0

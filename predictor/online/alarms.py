@@ -53,7 +53,8 @@ def raise_alarms(
     """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
-    if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
+    num_witnesses = len(charts.ranks) + len(evidence.other_roles)
+    if not crossed.any() or crossed.sum() * 2 > num_witnesses:
         return evidence, ()
     sigma = sigma_of(config, evidence)
     sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
@@ -147,6 +148,8 @@ def _finding(
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
+    elif evidence.other_roles:
+        beside = f"it has no peer; {len(evidence.other_roles)} other roles were not late with it"
     else:
         beside = "it has no healthy peer to compare with"
     return Finding(

@@ -1,6 +1,5 @@
 """What a step teaches the cost model: quiet ranks only, refitted now and then. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 
@@ -12,7 +11,7 @@ from pacekeeper.predictor.cost.model import fit, residual_table
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.global_slowdown import healthy, settled
 from pacekeeper.predictor.online.state import Evidence, among, limits_of
-from pacekeeper.predictor.online.thresholds import measured_noise, mixed, thresholds, weighted
+from pacekeeper.predictor.online.thresholds import measured_noise, mixed, thresholds
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 
@@ -86,22 +85,6 @@ def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
         steps_since_fit=0,
         fitted_steps=len(evidence.history),
     )
-
-
-def share_noise(by_role: Mapping[str, Evidence]) -> dict[str, Evidence]:
-    """Give each role of a job the noise that the others showed, in steps in which one is fitted."""
-    if not any(own.model is not None and own.steps_since_fit == 0 for own in by_role.values()):
-        return dict(by_role)
-    shared = {}
-    for role, own in by_role.items():
-        others = tuple(
-            kept.noise for name, kept in by_role.items() if name != role and kept.noise is not None
-        )
-        own = replace(own, others=others)
-        if own.limits is not None and own.noise is not None:
-            own = replace(own, limits=weighted(own.limits, mixed(own.noise, others)))
-        shared[role] = own
-    return shared
 
 
 def _own_pace(residuals: Array, is_present: Flags, sigma: float) -> tuple[Array, Array]:

@@ -38,6 +38,7 @@ from pacekeeper.predictor.online.state import (
     model_of,
     sigma_of,
 )
+from pacekeeper.predictor.stats.peers import beside
 
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
@@ -124,7 +125,7 @@ def _warm_up(
     trusted = tuple(only(s, ~among(s.ranks, evidence.slow)) for s in warmup)
     if evidence.common is not None:
         trusted = tuple(healthy(evidence.common, s) for s in trusted)
-    evidence = replace(evidence, warmup=(), history=trusted)
+    evidence = replace(evidence, warmup=(), history=trusted, other_roles=())  # of one step only
     evidence = refitted(config, evidence)
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
@@ -139,13 +140,14 @@ def _charted(
 ) -> tuple[Evidence, MicrobatchResiduals | None]:
     """The step put into the charts, and what its micro-batches said on the way."""
     model, charts = model_of(evidence), evidence.charts
-    ratio = log_ratios(model, sample, evidence.slow)
+    ratio = beside(log_ratios(model, sample, evidence.slow), evidence.other_roles)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
     doubt = known + DOUBTS * model.doubt(sample.features)
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
+        log_ratio = beside(parts.log_ratio, evidence.other_roles)
+        parts = replace(parts, log_ratio=log_ratio, doubt=known + DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))

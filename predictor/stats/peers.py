@@ -1,5 +1,7 @@
 """What a rank's peers say of a step: its log ratio, less the part that all of them share. Pure."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
@@ -28,6 +30,13 @@ def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Arra
         others = medians_without_one(witnesses)
         relative[..., is_witness] = _less(witnesses, others, num_witnesses - 1)
     return relative
+
+
+def beside(log_ratio: Array, others: Sequence[float]) -> Array:
+    """The log ratios [...] of a rank without peers beside those of others that do other work."""
+    if not others:
+        return log_ratio
+    return _less(log_ratio, np.array(np.median(others)), len(others))
 
 
 def _less(log_ratio: Array, common: Array, num_witnesses: int) -> Array:

@@ -1,4 +1,4 @@
-"""Ranks are judged beside those of their own role; who is alone in one is not watched: said."""
+"""Ranks are judged beside those of their own role; who is alone in one, beside the others."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.incidents.findings import Blindness, CoverageState, FindingKind
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, Driver, attachment
 
@@ -16,11 +17,13 @@ WARM = 14  # steps after which all roles have a cost model
 class Pipeline:
     """A foreign trainer whose last stage does `heavy` times the work per token."""
 
-    def __init__(self, roles: Sequence[str], *, heavy: float = 1.35) -> None:
+    def __init__(
+        self, roles: Sequence[str], *, heavy: float = 1.35, config: ControllerConfig = QUICK
+    ) -> None:
         self.roles, self.heavy = roles, heavy
-        self.slow_role = ""
+        self.slow_role, self.slow_all = "", 1.0
         self.random = random.Random(1)
-        self.driver = Driver(config=QUICK)
+        self.driver = Driver(config=config)
         self.driver.agent("node-0")
         self.attach()
         self.number = 0
@@ -45,7 +48,7 @@ class Pipeline:
             tokens = 1000 + self.random.randrange(200)
             work = self.heavy if role == max(self.roles) else 1.0
             pace = (1.6 if rank == slow else 1.0) * self.random.gauss(1.0, 0.01)
-            pace *= 1.4 if role == self.slow_role else 1.0
+            pace *= self.slow_all * (1.4 if role == self.slow_role else 1.0)
             records += [
                 MicroBatchRecord(
                     rank=rank,
@@ -93,12 +96,40 @@ def test_a_slow_rank_is_named_beside_its_own_role(victim: int) -> None:
     assert not pipeline.driver.job.open_incidents, "it is seen to be over"
 
 
-def test_ranks_that_are_alone_in_their_role_are_said_to_be_unwatched() -> None:
-    pipeline = Pipeline(("s0", "s0", "s0", "head", "tail"))
-    pipeline.steps(WARM + 5)
-    job = pipeline.driver.job
-    assert (job.coverage.state, job.coverage.blind) == (CoverageState.BLIND, Blindness.NO_PEERS)
-    assert job.coverage.reason.startswith("ranks 3 and 4 ")
+ALONE = ("s0", "s1", "s2", "s3")
+
+
+@pytest.mark.parametrize("roles", [ALONE, ("s0", "s0", "s0", "head", "tail")])
+def test_ranks_that_are_alone_in_their_role_are_judged_beside_the_other_roles(
+    roles: tuple[str, ...],
+) -> None:
+    often = replace(QUICK, detector=replace(QUICK.detector, canary_period_steps=10))
+    pipeline = Pipeline(roles, config=often)
+    tried = set[int]()
+    for _ in range(WARM + 120):
+        pipeline.steps(1)
+        job = pipeline.driver.job
+        if (canary := job.detection.canaries.last) is not None:
+            assert canary.is_found, "also those put into lone ranks"
+            tried.add(canary.rank)
+    assert tried >= {3, 4} & set(range(len(roles)))
+    assert job.incidents == ()
+    assert (job.coverage.state, job.coverage.blind) == (CoverageState.HEALTHY, None)
+    pipeline.steps(6, slow=3)
+    (incident,) = pipeline.driver.job.incidents
+    assert incident.finding.rank == 3
+    assert incident.finding.slowdown == pytest.approx(1.6, rel=0.05)
+    assert "it has no peer" in incident.finding.reason
+    pipeline.steps(12)
+    assert not pipeline.driver.job.open_incidents, "it is seen to be over"
+
+
+def test_what_all_roles_of_one_rank_share_accuses_none_of_them() -> None:
+    pipeline = Pipeline(ALONE)
+    pipeline.steps(WARM + 20)
+    pipeline.slow_all = 1.4
+    pipeline.steps(20)
+    assert pipeline.driver.job.incidents == ()
 
 
 def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
