@@ -23,13 +23,15 @@ def update_roles(
     """Take in one complete step of a job of several roles.
 
     Args:
-        config: settings of the detector; the rate of false alarms is that of one role.
+        config: settings of the detector; roles share its rate of false alarms equally.
         by_role: what the detector knows of each role; a role without an entry is new.
         samples: the step of each role that ran.
 
     Returns:
         What the detector knows now, and what it says of each role that ran.
     """
+    share = config.false_alarms_per_job_day / len({*by_role, *samples})
+    config = replace(config, false_alarms_per_job_day=share)
     late = {role: _late(by_role.get(role), sample) for role, sample in samples.items()}
     now, judged = dict(by_role), dict[str, Judgement]()
     for role, sample in samples.items():
