@@ -15,8 +15,8 @@ from pacekeeper.predictor.online.state import Judgement
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 
 NO_LOSS = 1e-6  # of S above 1: rounding
-
-
+TWO_SIDED = 1.96  # sigmas of a 95 % interval
+STILL_SLOW = 0.5  # of a slowdown
 K = TypeVar("K", int, str)
 
 
@@ -88,10 +88,6 @@ class TraceReport:
     anomalies: tuple[Anomaly, ...]
     what_if: WhatIf | None
     notes: tuple[str, ...] = ()
-
-
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
-STILL_SLOW = 0.5  # of a slowdown
 
 
 @dataclass(slots=True, kw_only=True)

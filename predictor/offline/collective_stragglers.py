@@ -26,6 +26,12 @@ LEAST_SIGMA = 0.01
 OUTLYING = 6.0  # standard errors: groups are many, their noise is not normal
 PENALTY = 12.0  # of a change of level, in squared sigmas
 HEALTHY_SHARE = 0.25  # of a lone group's steps, or of a step's groups, is surely healthy
+MIN_PEERS = 2
+LEAST_SHARE = 0.05  # of a step: lateness below it is not worth naming
+LEAST_SPREAD = 0.02  # of the peers' typical wait: clocks that agree perfectly are a small sample
+STEPS_THAT_AGREE = 0.8
+EXPLAINED = 0.5  # of the lateness, by longer compute: then the device is slow, else its host
+CERTAIN = 8  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +162,6 @@ def _place(trace: Trace, slow: Collection[int], healthy: Collection[int]) -> tup
         return None, f"all of them cross node {left[0]}, and no healthy group leaves it"
     names = ", ".join(str(list(trace.groups[group])) for group in sorted(slow)[:4])
     return None, f"groups {names} alone do not tell which link it is"
-
-
-MIN_PEERS = 2
-
-
-LEAST_SHARE = 0.05  # of a step: lateness below it is not worth naming
-
-
-LEAST_SPREAD = 0.02  # of the peers' typical wait: clocks that agree perfectly are a small sample
-
-
-STEPS_THAT_AGREE = 0.8
-
-
-EXPLAINED = 0.5  # of the lateness, by longer compute: then the device is slow, else its host
-
-
-CERTAIN = 8  # steps
 
 
 def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:

@@ -31,9 +31,10 @@ from pacekeeper.predictor.offline.shift_test import (
 from pacekeeper.predictor.stats.robust import column_medians
 
 LEAST_APART = 0.5  # of what the least slow of the group lost: whoever is left lost less
-
-
 GROUP_LOOKS = 4  # at stretches of ranks of one stage
+GROWTH = 1.2  # of the lengths tried, beyond the first few
+LOOKS = 6  # at stretches of one rank that are not much the same
+AT_ONCE = 64  # ranks of which all stretches are kept: bounds the memory
 
 
 Seed = tuple[float, int, int, int]  # rough strength of a rank's stretch, the rank, first, end
@@ -132,11 +133,6 @@ def _beside(residuals: Residuals, group: Positions, rest: Positions) -> Residual
         errors=np.sqrt(squares) / len(group),
         shared=residuals.shared[:, group].mean(axis=1, keepdims=True),
     )
-
-
-GROWTH = 1.2  # of the lengths tried, beyond the first few
-LOOKS = 6  # at stretches of one rank that are not much the same
-AT_ONCE = 64  # ranks of which all stretches are kept: bounds the memory
 
 
 def strongest_shifts(

@@ -22,6 +22,7 @@ from pacekeeper.predictor.online.update import update_evidence
 WARMUP_STEPS = 12  # that show how transfers vary
 SIGMA_FLOOR = 0.015
 ALIKE = 1.15  # slowdowns of one cause differ by this factor at most
+RECOVERED = 1.10  # of a transfer's usual time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,6 @@ def _devices(node: str, own: Mapping[int, float]) -> list[Place]:
         )
         for rank, slowdown in sorted(own.items())
     ]
-
-
-RECOVERED = 1.10  # of a transfer's usual time
 
 
 def transfer_sample(
