@@ -22,6 +22,7 @@ class Pipeline:
     ) -> None:
         self.roles, self.heavy = roles, heavy
         self.slow_role, self.slow_all = "", 1.0
+        self.slow_ranks = set[int]()
         self.random = random.Random(1)
         self.driver = Driver(config=config)
         self.driver.agent("node-0")
@@ -47,7 +48,9 @@ class Pipeline:
         for rank, role in enumerate(self.roles):
             tokens = 1000 + self.random.randrange(200)
             work = self.heavy if role == max(self.roles) else 1.0
-            pace = (1.6 if rank == slow else 1.0) * self.random.gauss(1.0, 0.01)
+            pace = (1.6 if rank == slow or rank in self.slow_ranks else 1.0) * self.random.gauss(
+                1.0, 0.01
+            )
             pace *= self.slow_all * (1.4 if role == self.slow_role else 1.0)
             records += [
                 MicroBatchRecord(
@@ -122,6 +125,32 @@ def test_ranks_that_are_alone_in_their_role_are_judged_beside_the_other_roles(
     assert "it has no peer" in incident.finding.reason
     pipeline.steps(12)
     assert not pipeline.driver.job.open_incidents, "it is seen to be over"
+
+
+def test_a_rank_with_a_finding_is_no_witness_for_another_role() -> None:
+    pipeline = Pipeline(ALONE)
+    pipeline.steps(WARM + 20)
+    for rank in (0, 2, 1):  # two of the three witnesses of the last one are slow by then
+        pipeline.slow_ranks.add(rank)
+        pipeline.steps(8)
+    open_ranks = {incident.finding.rank for incident in pipeline.driver.job.open_incidents}
+    assert open_ranks == {0, 1, 2}
+
+
+def test_a_canary_in_a_lone_rank_is_judged_beside_the_same_step_of_the_others() -> None:
+    often = replace(QUICK, detector=replace(QUICK.detector, canary_period_steps=10))
+    pipeline = Pipeline(ALONE, config=often)
+    pipeline.steps(WARM + 10)
+    num_compared = 0
+    for _ in range(60):
+        pipeline.steps(1)
+        detection = pipeline.driver.job.detection
+        running = detection.canaries.running
+        if running is not None and running.num_steps:
+            own = detection.by_role[ALONE[running.rank]]
+            assert running.evidence.other_roles == own.other_roles
+            num_compared += 1
+    assert num_compared >= 5
 
 
 def test_what_all_roles_of_one_rank_share_accuses_none_of_them() -> None:
