@@ -60,7 +60,7 @@ def sensitivity_of(
     charts, sigma = evidence.charts, sigma_of(config, evidence)
     steps = max(config.see_within_steps, config.min_steps * required_steps_factor(config, sigma))
     at = among(charts.ranks, ranks)
-    charted = _crossing(limits_of(evidence), sigma, steps, charts.num_parts)
+    charted = crossing_level(limits_of(evidence), sigma, steps, charts.num_parts)
     level = max(
         charted + float(charts.sample_doubt[at].max(initial=0.0)),
         _agreed(config, evidence, sigma, steps) + float(charts.doubt[at].max(initial=0.0)),
@@ -122,7 +122,7 @@ def blindness(
     return None
 
 
-def _crossing(limits: Thresholds, sigma: float, steps: int, parts: int) -> float:
+def crossing_level(limits: Thresholds, sigma: float, steps: int, parts: int) -> float:
     """The log slowdown with which a chart crosses at the last of `steps` steps of `parts` samples.
 
     n samples of z add up to n (z - k), with z below its clip; infinite where none gets there. A

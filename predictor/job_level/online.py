@@ -1,56 +1,57 @@
 """Detects slowdowns of a running job whose ranks report no compute times. Pure.
 
-The newest steps are judged again every LOOK_STEPS steps by the rules of recorded runs (detect.py);
-no rank is named. Slowdowns that last are found only where work is reported; without it, slowdowns
-that have ended. While a finding is open, the steps before it remain its reference. Steps just after
-an evaluation or a checkpoint are not judged: the pause between two steps shows it.
-
-A level must be as far from health as noise alone brings about in the remembered steps as often as
-false alarms per job-day are asked for. FLOOR bounds what wanders more slowly than a window shows:
-where it is the higher of the two, fewer alarms are raised than asked for.
+Where work is reported, each block of steps beside what its work should take is a sample of charts
+as ranks have them (`block_charts.py`), for a job that has no peers. Where it is not, the remembered
+steps are judged by the rules of recorded runs (`detect.py`), which find what has ended again: what
+lasts may be the schedule's. No rank is named. Steps just after an evaluation or a checkpoint are
+not judged: the pause between two steps shows it.
 """
 
 from dataclasses import dataclass, field, replace
-from math import exp, log, sqrt
+from math import exp, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Finding, FindingKind
-from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity
-from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
-from pacekeeper.predictor.job_level.detect import (
-    FLOOR,
-    MIN_STEPS,
-    Basis,
-    judged,
-    measured,
-    min_sigmas,
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity, crossing_level
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.job_level import step_time_model
+from pacekeeper.predictor.job_level.block_charts import (
+    HealthyPace,
+    fold_block,
+    healthy_pace,
+    limits_of,
+    with_findings,
 )
-from pacekeeper.predictor.job_level.transient_rises import ALIKE
-from pacekeeper.predictor.offline.anomalies import Anomaly
+from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
+from pacekeeper.predictor.job_level.detect import MIN_STEPS, judged, measured
 from pacekeeper.predictor.offline.trace import StepTable, Trace
-from pacekeeper.predictor.online.global_slowdown import NO_NEWS, GlobalSlowdownChange
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.cusum import QUIET_SUSPICION, Charts
+from pacekeeper.predictor.online.global_slowdown import (
+    DOUBTS,
+    HELD_STEPS,
+    NO_NEWS,
+    NOBODY,
+    GlobalSlowdownChange,
+)
+from pacekeeper.predictor.online.slowdown import TWO_SIDED, changed, is_over
+from pacekeeper.predictor.online.thresholds import Thresholds
 from pacekeeper.predictor.stats.cusum_design import DAY_S
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 
 LOOK_STEPS = BLOCK_STEPS
 LEAST_STEPS = 2 * MIN_STEPS  # before anything is judged
-WINDOW_STEPS = 1024
-MEASURE_STEPS = 512  # of them at most, from before an open finding
-PER_MEASURE = 3  # steps since then, for each of those: the fastest fifth must be of health
-QUIET_LOOKS = 3  # without it, until a finding is over
+RECENT_STEPS = cusum.WINDOW_STEPS * BLOCK_STEPS  # newest ones, kept whatever they took
+WINDOW_STEPS = 100 * BLOCK_STEPS  # kept in all; the older ones without suspicion
 SIGHT_STEPS = 100  # for which the smallest visible slowdown is stated
 LEAST_PAUSE = 1.0  # of a step's duration, between two steps: an evaluation or a checkpoint
 UNSETTLED_STEPS = 12  # after a pause: caches and input pipelines fill again
 LEAST_BETWEEN_PAUSES = 4 * UNSETTLED_STEPS  # more frequent ones are part of the job's usual pace
 MOST_CHANCE = 0.5  # of a false alarm in the remembered steps
-_STEP, _DURATION, _TOKENS, _SQUARES = range(4)
+_STEP, _DURATION, _TOKENS, _SQUARES, _IS_QUIET = range(5)
 DEFAULT = DetectorConfig()
-
-
-def _no_steps() -> Array:
-    return np.zeros((0, 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +71,21 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobLevelState:
-    """The remembered steps of a job: rows of (step, seconds, tokens, tokens^2), ascending.
+    """The remembered steps of a job: rows of (step, seconds, tokens, tokens^2, no suspicion).
 
-    `measure`: from before the open finding, `recent`: since. `slowdown` of the finding, 1.0 if
-    there is none. `told_step`: up to there all has been told. `knowledge` that the newest look
-    rested on, with its `note` and its `sight`; None before the first. `ended_s`: end of the newest
-    step; `since_pause`: steps since a pause; `is_unsettled`: they are not judged yet.
+    They ascend, in blocks of BLOCK_STEPS. `charts` have one column. `slowdown` of the finding, 1.0
+    if there is none. `held_looks`: newest ones under suspicion. `told_step`: up to there all has
+    been told. `knowledge` that the newest look rested on, with its `note` and its `sensitivity`;
+    None before the first. `ended_s`: end of the newest step; `since_pause`: steps since a pause;
+    `is_unsettled`: they are not judged yet.
     """
 
     generation: int = 0
-    measure: Array = field(default_factory=_no_steps)
-    recent: Array = field(default_factory=_no_steps)
+    rows: Array = field(default_factory=lambda: np.zeros((0, 5)))
+    charts: Charts = field(default_factory=lambda: cusum.with_ranks(cusum.no_charts(), NOBODY))
     slowdown: float = 1.0
-    quiet_looks: int = 0
+    held_looks: int = 0
     told_step: int = -1
-    steps_since_look: int = 0
     knowledge: Knowledge | None = None
     note: str = ""
     sensitivity: Sensitivity | None = None
@@ -98,7 +99,7 @@ class JobLevelState:
 
     @property
     def num_steps(self) -> int:
-        return len(self.measure) + len(self.recent)
+        return len(self.rows)
 
 
 def update_job_level(
@@ -110,25 +111,31 @@ def update_job_level(
             generation=told.generation, slowdown=pace.slowdown, told_step=pace.told_step
         )
     pace = _after_pause(pace, told)
-    if pace.is_unsettled:
+    if pace.is_unsettled or told.duration_s <= 0.0:
         return pace, NO_NEWS
-    row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared]])
-    before = pace.recent[pace.recent[:, _STEP] < told.step]  # a step done again counts once
-    measure = pace.measure[pace.measure[:, _STEP] < told.step]
+    before = pace.rows[pace.rows[:, _STEP] < told.step]
+    if len(before) < len(pace.rows):  # steps done again count once
+        before = before[: len(before) // BLOCK_STEPS * BLOCK_STEPS]
+    row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared, 1.0]])
+    is_lost = pace.is_open and not len(pace.rows)
     pace = replace(
         pace,
-        measure=measure,
-        recent=np.concatenate([before, row])[-_room(pace, measure) :],
-        steps_since_look=pace.steps_since_look + 1,
+        rows=np.concatenate([before, row]),
         told_step=min(pace.told_step, told.step - 1),
     )
-    if pace.is_open and not len(pace.measure):
-        # A restart, or another layout: what is healthy is not known any more.
+    if is_lost:  # a restart, or another layout: what is healthy is not known any more
         pace = replace(pace, slowdown=1.0)
         return pace, GlobalSlowdownChange(is_over=True, why="its pace is measured anew")
-    if pace.num_steps < LEAST_STEPS or pace.steps_since_look < LOOK_STEPS:
+    if pace.num_steps < LEAST_STEPS or pace.num_steps % BLOCK_STEPS:
         return pace, NO_NEWS
-    return _looked(replace(pace, steps_since_look=0), config.false_alarms_per_job_day)
+    is_told = pace.rows[:, _TOKENS] > 0.0
+    if is_told.mean() < step_time_model.KNOWN_SHARE:
+        pace, news = _suspected(pace, config)
+    else:
+        pace, news = _charted(pace, config)
+    older, recent = pace.rows[:-RECENT_STEPS], pace.rows[-RECENT_STEPS:]
+    older = older[older[:, _IS_QUIET] > 0.0][-(WINDOW_STEPS - RECENT_STEPS) :]
+    return replace(pace, rows=np.concatenate([older, recent])), news
 
 
 def _after_pause(pace: JobLevelState, told: JobStep) -> JobLevelState:
@@ -141,109 +148,170 @@ def _after_pause(pace: JobLevelState, told: JobStep) -> JobLevelState:
     return replace(pace, ended_s=told.ended_s, since_pause=since, is_unsettled=is_unsettled)
 
 
-def _room(pace: JobLevelState, measure: Array) -> int:
-    if not pace.is_open:
-        return WINDOW_STEPS
-    return max(LEAST_STEPS, min(WINDOW_STEPS - len(measure), PER_MEASURE * len(measure)))
-
-
-def _looked(
-    pace: JobLevelState, false_alarms_per_job_day: float
+def _suspected(
+    pace: JobLevelState, config: DetectorConfig
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
-    """Judge the remembered steps; return what has changed."""
-    rows = np.concatenate([pace.measure, pace.recent])
-    basis = measured(_trace_of(rows))
-    if basis is None:
-        return pace, NO_NEWS  # some took no time at all
-    days = float(rows[:, _DURATION].sum()) / DAY_S
-    chance = min(MOST_CHANCE, false_alarms_per_job_day * days)
-    verdict = judged(basis, chance)
-    knows = basis.known_by is not Knowledge.NOTHING
+    """Find slowdowns that have ended again, where the work is not reported."""
+    basis = measured(_trace_of(pace.rows))
+    assert basis is not None, "LEAST_STEPS are enough"
+    days = float(pace.rows[:, _DURATION].sum()) / DAY_S
+    verdict = judged(basis, min(MOST_CHANCE, config.false_alarms_per_job_day * days))
     pace = replace(
-        pace,
-        knowledge=basis.known_by,
-        note="; ".join(verdict.notes),
-        sensitivity=_sensitivity(basis, chance) if knows else None,
+        pace, knowledge=Knowledge.NOTHING, note="; ".join(verdict.notes), sensitivity=None
     )
-    newest = int(pace.recent[-1, _STEP])
-    lasting = next((t for t in verdict.anomalies if t.last_step is None), None)
-    if pace.is_open:
-        return _looked_again(pace, lasting, newest)
-    if lasting is not None:
-        return _opened(pace, lasting, newest)
-    fresh = [t for t in verdict.anomalies if t.first_step > pace.told_step]
+    fresh = [found for found in verdict.anomalies if found.first_step > pace.told_step]
     if not fresh:
         return pace, NO_NEWS
-    worst = max(fresh, key=lambda t: t.slowdown)
-    told_step = max(t.last_step or newest for t in fresh)
-    pace = replace(pace, told_step=told_step)
-    return pace, GlobalSlowdownChange(found=_finding(worst, newest), is_over=True)
+    worst, newest = max(fresh, key=lambda found: found.slowdown), int(pace.rows[-1, _STEP])
+    pace = replace(pace, told_step=max(found.last_step or newest for found in fresh))
+    found = Finding(
+        kind=FindingKind.HOST,
+        tier=worst.tier,
+        rank=None,
+        slowdown=worst.slowdown,
+        onset_step=worst.first_step,
+        step=newest,
+        reason=worst.reason,
+    )
+    return pace, GlobalSlowdownChange(found=found, is_over=True)
+
+
+def _charted(
+    pace: JobLevelState, config: DetectorConfig
+) -> tuple[JobLevelState, GlobalSlowdownChange]:
+    """Judge the newest block beside what the work of its steps should take."""
+    ratio, variance, blocks, is_quiet = _beside_work(pace.rows)
+    quiet = blocks[is_quiet & np.isfinite(blocks)]
+    charts = pace.charts
+    health = healthy_pace(quiet[:, None], charts.excursions)
+    # What is known of steps like these, beyond what is of the usual ones.
+    unlike = np.maximum(variance[-BLOCK_STEPS:].mean() * BLOCK_STEPS - 1.0 / len(quiet), 0.0)
+    health = replace(health, doubt=health.doubt + DOUBTS * health.sigma * np.sqrt(unlike))
+    sigma, doubt = float(health.sigma[0]), float(health.doubt[0])
+    step_s = float(np.median(pace.rows[:, _DURATION]))
+    limits = limits_of(config.false_alarms_per_job_day, step_s, charts.excursions)
+    for block in blocks[-1:] if charts.recent_steps else blocks:  # the first time all of them
+        charts = fold_block(
+            limits,
+            charts,
+            block=int(pace.rows[-1, _STEP]),
+            log_ratio=np.array([block]),
+            health=health,
+            is_open=np.array([pace.is_open]),
+        )
+    suspicion = float(cusum.suspicion(limits, charts)[0])
+    level = crossing_level(limits, sigma, SIGHT_STEPS // BLOCK_STEPS, 1) + doubt
+    level += MARGIN * MEDIAN_ERROR * sigma / sqrt(SIGHT_STEPS / BLOCK_STEPS)
+    pace = replace(
+        pace,
+        charts=charts,
+        held_looks=0 if suspicion <= QUIET_SUSPICION else pace.held_looks + 1,
+        knowledge=Knowledge.WORK,
+        note="",
+        sensitivity=Sensitivity(slowdown=exp(level), steps=SIGHT_STEPS + LOOK_STEPS),
+    )
+    if pace.is_open:
+        return _looked_again(pace, config, sigma, doubt)
+    if suspicion >= 1.0:
+        return _opened(pace, limits, health, ratio - health.log_ratio[0])
+    if 0 < pace.held_looks <= HELD_STEPS:
+        pace = replace(pace, rows=_suspected_from(pace.rows, len(pace.rows) - BLOCK_STEPS))
+    return pace, NO_NEWS
+
+
+def _beside_work(rows: Array) -> tuple[Array, Array, Array, Flags]:
+    """Log of observed / expected of each step and its variance in those of a healthy step; the
+    middle of each block, and whether it is one without suspicion before the newest.
+    """
+    is_quiet = rows[:, _IS_QUIET] > 0.0
+    if len(rows) > LEAST_STEPS:
+        is_quiet[-BLOCK_STEPS:] = False
+    is_told = rows[:, _TOKENS] > 0.0
+    ratio, variance = np.full(len(rows), np.nan), np.zeros(len(rows))
+    _, took_s, tokens, squares, _ = rows[is_told].T
+    squares = np.where(squares > 0.0, squares, np.nan)
+    expected_s, variance[is_told] = step_time_model.work_seconds(
+        took_s, tokens, squares, is_quiet[is_told]
+    )
+    ratio[is_told] = np.log(took_s / expected_s)
+    blocks = column_medians(ratio.reshape(-1, BLOCK_STEPS), axis=1)
+    return ratio, variance, blocks, is_quiet[::BLOCK_STEPS]
+
+
+def _suspected_from(rows: Array, first: int) -> Array:
+    """The rows, of which nothing is learnt from the block of row `first` on."""
+    rows = rows.copy()
+    rows[first // BLOCK_STEPS * BLOCK_STEPS :, _IS_QUIET] = 0.0
+    return rows
 
 
 def _opened(
-    pace: JobLevelState, anomaly: Anomaly, newest: int
+    pace: JobLevelState, limits: Thresholds, health: HealthyPace, excess: Array
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
-    is_before = pace.recent[:, _STEP] < anomaly.first_step
-    if is_before.sum() < MIN_STEPS:
-        return pace, NO_NEWS  # hardly any health was seen before it
-    pace = replace(
-        pace,
-        measure=pace.recent[is_before][-MEASURE_STEPS:],
-        recent=pace.recent[~is_before],
-        slowdown=anomaly.slowdown,
-        quiet_looks=0,
+    """Open a finding, or measure anew where hardly any health was seen before it.
+
+    excess: log slowdown of each remembered step over health.
+    """
+    charts, sigma = pace.charts, float(health.sigma[0])
+    heights = zip(limits.rules, charts.peaks[:, 0].tolist(), strict=True)
+    rule, peak = max(heights, key=lambda one: one[1] / one[0].h)
+    blocks = charts.recent[:, 0]
+    risen = np.minimum(np.nan_to_num(blocks) / sigma, rule.clip) - rule.k
+    num_blocks = 1 + int(np.cumsum(risen[::-1]).argmax())  # since the chart was zero
+    size = max(float(np.nanmedian(blocks[-num_blocks:])), rule.k * sigma)
+    near = min(len(excess), (num_blocks + 2) * BLOCK_STEPS)
+    beyond = np.clip(np.nan_to_num(excess[-near:]) - size / 2.0, -size, size)
+    first = len(excess) - 1 - int(np.cumsum(beyond[::-1]).argmax())
+    rows, charts = pace.rows, with_findings(charts, np.array(NOBODY))
+    if rows[:first, _IS_QUIET].sum() < MIN_STEPS:
+        kept = rows[first // BLOCK_STEPS * BLOCK_STEPS :].copy()
+        kept[:, _IS_QUIET] = 1.0
+        return replace(pace, rows=kept, charts=charts), NO_NEWS
+    slow = excess[first:]
+    slow = slow[np.isfinite(slow)]
+    size, num_steps = float(np.median(slow)), len(slow)
+    error = MEDIAN_ERROR * sigma * sqrt(BLOCK_STEPS / num_steps)
+    low, slowdown, high = (exp(size + way * TWO_SIDED * error) for way in (-1.0, 0.0, 1.0))
+    onset, newest = int(rows[first, _STEP]), int(rows[-1, _STEP])
+    found = Finding(
+        kind=FindingKind.HOST,
+        tier=Tier.PROBABLE,
+        rank=None,
+        slowdown=slowdown,
+        onset_step=onset,
+        step=newest,
+        reason=(
+            f"the whole job took x{slowdown:.2f} (95 %: {low:.3f} to {high:.3f}) of its time from "
+            f"step {onset} on ({num_steps} steps; expected from {Knowledge.WORK}; its chart of "
+            f"{2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}); step times alone "
+            "name no rank"
+        ),
     )
-    return pace, GlobalSlowdownChange(found=_finding(anomaly, newest))
+    pace = replace(pace, rows=_suspected_from(rows, first), charts=charts, slowdown=slowdown)
+    return pace, GlobalSlowdownChange(found=found)
 
 
 def _looked_again(
-    pace: JobLevelState, anomaly: Anomaly | None, newest: int
+    pace: JobLevelState, config: DetectorConfig, sigma: float, doubt: float
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """The open finding: is it over, is it another one now?"""
-    if anomaly is None:
-        if pace.quiet_looks + 1 < QUIET_LOOKS:
-            return replace(pace, quiet_looks=pace.quiet_looks + 1), NO_NEWS
-        rows = np.concatenate([pace.measure, pace.recent])[-WINDOW_STEPS:]
-        pace = replace(
-            pace, measure=_no_steps(), recent=rows, slowdown=1.0, quiet_looks=0, told_step=newest
-        )
-        return pace, GlobalSlowdownChange(is_over=True)
-    pace = replace(pace, quiet_looks=0)
-    before, now = log(pace.slowdown), log(anomaly.slowdown)
-    is_surely_other = not anomaly.low <= pace.slowdown <= anomaly.high
-    if not is_surely_other or abs(now - before) <= ALIKE * max(before, FLOOR):
+    blocks = pace.charts.recent[:, 0]
+    blocks = blocks[np.isfinite(blocks)]
+    if is_over(config, blocks, slowdown=pace.slowdown, sigma=sigma, doubt=doubt):
+        return replace(pace, slowdown=1.0), GlobalSlowdownChange(is_over=True)
+    pace = replace(pace, rows=_suspected_from(pace.rows, len(pace.rows) - BLOCK_STEPS))
+    now = changed(config, blocks, slowdown=pace.slowdown, sigma=sigma, doubt=doubt)
+    if now is None:
         return pace, NO_NEWS
-    return replace(pace, slowdown=anomaly.slowdown), GlobalSlowdownChange(changed=anomaly.slowdown)
-
-
-def _sensitivity(basis: Basis, chance: float) -> Sensitivity:
-    """The smallest slowdown that is surely found, by the rule of a finding and a noise margin."""
-    num_blocks = max(1, SIGHT_STEPS // basis.block_steps)
-    sigmas = min_sigmas(basis.blocks.excess.size, chance) + MARGIN
-    least = max(FLOOR, sigmas * basis.blocks.sigma / sqrt(num_blocks))
-    return Sensitivity(slowdown=exp(least), steps=SIGHT_STEPS + LOOK_STEPS)
-
-
-def _finding(anomaly: Anomaly, newest: int) -> Finding:
-    return Finding(
-        kind=FindingKind.HOST,
-        tier=anomaly.tier,
-        rank=None,
-        slowdown=anomaly.slowdown,
-        onset_step=anomaly.first_step,
-        step=newest,
-        reason=anomaly.reason,
-    )
+    return replace(pace, slowdown=now), GlobalSlowdownChange(changed=now)
 
 
 def _trace_of(rows: Array) -> Trace:
-    def told(column: int) -> Array:
-        return np.where(rows[:, column] > 0.0, rows[:, column], np.nan)
-
+    unknown = np.full(len(rows), np.nan)
     steps = StepTable(
         step=rows[:, _STEP].astype(np.intp),
         duration_s=rows[:, _DURATION],
-        tokens=told(_TOKENS),
-        sum_len_squared=told(_SQUARES),
+        tokens=unknown,
+        sum_len_squared=unknown,
     )
     return Trace(name="", source="live", workers=(), steps=steps)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.offline.trace import Trace
 from pacekeeper.predictor.stats.change_points import (
     block_means,
@@ -106,22 +106,8 @@ def from_schedule(run: UsableSteps, schedule: Positions, resolution_s: float) ->
 
 
 def from_work(run: UsableSteps, resolution_s: float) -> StepTimes:
-    """By the tokens and squared lengths of each step: c0 + a tokens + b sum(len^2).
-
-    All steps tell their tokens (`with_tokens`); lengths count where all steps tell them, too.
-    Least absolute relative error by reweighting: a fault that holds for less than half of the steps
-    is not learnt.
-    """
-    columns = [np.ones(run.step.size), run.tokens, run.sum_len_squared]
-    features = np.stack([one for one in columns if np.isfinite(one).all()], axis=1)
-    features = features / np.maximum(np.abs(features).max(axis=0), 1e-300)
-    relative = features / run.raw_s[:, None]
-    weight = np.ones(run.step.size)
-    for _ in range(WORK_PASSES):
-        coefficients = np.linalg.lstsq(relative * weight[:, None], weight, rcond=1e-9)[0]
-        weight = 1.0 / np.sqrt(np.maximum(np.abs(relative @ coefficients - 1.0), 1e-4))
-    fitted = features @ coefficients
-    expected: Array = np.maximum(fitted, 0.1 * run.raw_s)
+    """By the tokens and squared lengths of each step; all of them tell their tokens."""
+    expected, _ = work_seconds(run.raw_s, run.tokens, run.sum_len_squared)
     return StepTimes(
         step=run.step,
         observed_s=_beside(run, expected, resolution_s),
@@ -129,6 +115,39 @@ def from_work(run: UsableSteps, resolution_s: float) -> StepTimes:
         work_class=np.zeros(run.step.size, dtype=np.intp),
         resolution_s=resolution_s,
     )
+
+
+def work_seconds(
+    took_s: Array, tokens: Array, sum_len_squared: Array, is_healthy: Flags | None = None
+) -> tuple[Array, Array]:
+    """Expected time of each step, c0 + a tokens + b sum(len^2), up to one common factor.
+
+    Least absolute relative error by reweighting: a fault that holds for less than half of the steps
+    is not learnt.
+
+    Args:
+        took_s: what each step took [steps].
+        tokens: of each step.
+        sum_len_squared: NaN where not told; counts where all steps tell it.
+        is_healthy: the steps that are fitted to; default: all.
+
+    Returns:
+        The expected time of each step, and the variance of its log in those of a fitted step's.
+    """
+    fitted = np.ones(took_s.size, dtype=np.bool_) if is_healthy is None else is_healthy
+    columns = [np.ones(took_s.size), tokens, sum_len_squared]
+    features = np.stack([one for one in columns if np.isfinite(one).all()], axis=1)
+    features = features / np.maximum(np.abs(features).max(axis=0), 1e-300)
+    relative = features[fitted] / took_s[fitted, None]
+    weight = np.ones(len(relative))
+    for _ in range(WORK_PASSES):
+        coefficients = np.linalg.lstsq(relative * weight[:, None], weight, rcond=1e-9)[0]
+        weight = 1.0 / np.sqrt(np.maximum(np.abs(relative @ coefficients - 1.0), 1e-4))
+    expected: Array = np.maximum(features @ coefficients, 0.1 * took_s)
+    work = features / expected[:, None]
+    spread = np.linalg.pinv(relative.T @ relative, rcond=1e-12, hermitian=True)
+    variance: Array = ((work @ spread) * work).sum(axis=1)
+    return expected, variance
 
 
 def _beside(run: UsableSteps, expected_s: Array, resolution_s: float) -> Array:

@@ -69,11 +69,13 @@ def advance(
     step: int,
     log_ratio: Array,
     doubt: Array,
-    sigma: float,
+    sigma: float | Array,
     is_open: Flags,
     parts: MicrobatchResiduals | None = None,
 ) -> Charts:
     """Fold one step into the charts: log_ratio, doubt, is_open [ranks]; NaN: no record.
+
+    `sigma`: of all ranks, or of each [ranks].
 
     With `parts` micro-batch by micro-batch: each counts in sqrt(parts) of the step's sigma, so that
     what all of them share is no more evidence than one step is.

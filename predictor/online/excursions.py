@@ -73,5 +73,5 @@ def height(excursions: Excursions, chart: int, samples: float) -> float | None:
     at = int(np.flatnonzero(beyond >= max(TAIL, allowed))[-1]) if beyond[0] >= allowed else 0
     excess = float(counts[at:] @ _MIDDLES[at:] / beyond[at] - EDGES[at])
     followed = EDGES[at] + excess * log(max(1.0, beyond[at] / allowed))
-    shown = EDGES[beyond <= allowed + CHANCE * sqrt(allowed)][0]  # wild samples have no such tail
-    return float(max(followed, shown))
+    too_often = int((beyond > allowed + CHANCE * sqrt(allowed)).sum())  # wild samples have no tail
+    return float(max(followed, EDGES[min(too_often, len(EDGES) - 1)]))

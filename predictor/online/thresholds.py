@@ -129,17 +129,24 @@ def _inflation(between: float, freedom: float) -> float:
     return float(stdtrit(freedom, 1.0 / between) / ndtri(1.0 / between))
 
 
-def chart_rules(between: float, excursions: Excursions) -> tuple[ChartRule, ...]:
-    """The charts that together raise one false alarm in `between` samples of a healthy rank."""
+def trust(excursions: Excursions, trusted_samples: int = TRUSTED_SAMPLES) -> float:
+    """How far a job's own excursions count, 0 to 1: half where it has shown `trusted_samples`."""
     seen = min(
-        excursions.num_samples / TRUSTED_SAMPLES,
+        excursions.num_samples / trusted_samples,
         excursions.num_folds / TRUSTED_FOLDS,  # a long excursion takes its time
     )
-    trust = seen**2 / (1.0 + seen**2)
+    return seen**2 / (1.0 + seen**2)
+
+
+def chart_rules(
+    between: float, excursions: Excursions, trusted_samples: int = TRUSTED_SAMPLES
+) -> tuple[ChartRule, ...]:
+    """The charts that together raise one false alarm in `between` samples of a healthy rank."""
+    known = trust(excursions, trusted_samples)
     rules = []
     for chart, rule in enumerate(_prior_rules(between)):
         own = height(excursions, chart, between * len(REFERENCES))
-        h = rule.h if own is None else (1.0 - trust) * rule.h + trust * own
+        h = rule.h if own is None else (1.0 - known) * rule.h + known * own
         rules.append(replace(rule, h=max(h, (rule.clip - rule.k) / ONE_SAMPLE)))
     return tuple(rules)
 

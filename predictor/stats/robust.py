@@ -11,14 +11,21 @@ HUBER_K = 1.345  # Huber's bend with 95 % efficiency
 
 def column_medians(values: Array, axis: int = 0) -> Array:
     """Medians of what is finite along an axis; NaN where nothing is."""
+    return column_quantiles(values, 0.5, axis)
+
+
+def column_quantiles(values: Array, share: float, axis: int = 0) -> Array:
+    """Quantiles of what is finite along an axis, linear between values; NaN where nothing is."""
     if not values.shape[axis]:
         return np.full(np.delete(values.shape, axis), np.nan)
     ascending = np.sort(values, axis=axis)  # NaN last
-    count = np.isfinite(values).sum(axis=axis, keepdims=True)
-    low = np.take_along_axis(ascending, np.maximum((count - 1) // 2, 0), axis=axis)
-    high = np.take_along_axis(ascending, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
-    middle: Array = np.squeeze(0.5 * (low + high), axis=axis)
-    return middle
+    at = share * np.maximum(np.isfinite(values).sum(axis=axis, keepdims=True) - 1, 0)
+    low = np.floor(at).astype(np.intp)
+    high = np.ceil(at).astype(np.intp)
+    below = np.take_along_axis(ascending, low, axis=axis)
+    above = np.take_along_axis(ascending, high, axis=axis)
+    found: Array = np.squeeze(below + (at - low) * (above - below), axis=axis)
+    return found
 
 
 def robust_scale(values: Array) -> float:
