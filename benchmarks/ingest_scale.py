@@ -7,9 +7,10 @@ five seconds, and the records of eight ranks at each step of their job. The swar
 built by the machine's compiler (`cc`). Measured, once the steps of all jobs are judged: CPU time of
 the ingest process and of the controller, in cores; how long a newcomer waits for its welcome,
 reports that were lost or taken in twice. Then two storms: all connections break at once; the
-controller is killed and started again while the agents go on. Ends with code 1 where a report was
-missed or not acknowledged, agents were not back within 60 s, or both processes together took more
-than one core, or more than half of one with 1,000 agents or fewer.
+controller is killed and started again while the agents go on. Of the first attachment and of each
+storm: CPU seconds of the ingest process, the controller and the swarm until all are back. Ends with
+code 1 where a report was missed or not acknowledged, agents were not back within 60 s, or both
+processes together took more than one core, or more than half of one with 1,000 agents or fewer.
 """
 
 import argparse
@@ -210,7 +211,9 @@ def storm(controller: Controller, swarm: FleetSwarm) -> dict[str, Any]:
     swarm.begin_anew()
     kept = swarm.num_waiting
 
+    before, own_s = controller.spent_s(), time.process_time()
     back_s = swarm.run(PATIENCE_S, until=lambda: swarm.are_welcome)
+    after, own_s = controller.spent_s(), time.process_time() - own_s
     swarm.mark()
     swarm.run(PATIENCE_S, until=lambda: swarm.num_behind == 0)
 
@@ -218,6 +221,7 @@ def storm(controller: Controller, swarm: FleetSwarm) -> dict[str, Any]:
         "kept_reports": kept,
         "back_s": back_s,
         "are_back": swarm.are_welcome,
+        "cpu_s": {name: after[name] - before[name] for name in after} | {"swarm": own_s},
         "all_acknowledged": swarm.num_behind == 0,
         "broken_streams": counts.broken,
         "refused_connections": counts.refused,
