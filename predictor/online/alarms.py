@@ -149,7 +149,7 @@ def _finding(
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
     elif evidence.other_roles:
-        beside = f"it has no peer; {len(evidence.other_roles)} other roles were not late with it"
+        beside = f"it has no peer, but not all of {len(evidence.other_roles)} other roles were late"
     else:
         beside = "it has no healthy peer to compare with"
     return Finding(

@@ -140,18 +140,18 @@ def _charted(
 ) -> tuple[Evidence, MicrobatchResiduals | None]:
     """The step put into the charts, and what its micro-batches said on the way."""
     model, charts = model_of(evidence), evidence.charts
-    ratio = beside(log_ratios(model, sample, evidence.slow), evidence.other_roles)
+    sigma, others = sigma_of(config, evidence), evidence.other_roles
+    ratio = beside(log_ratios(model, sample, evidence.slow), others, sigma)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
     doubt = known + DOUBTS * model.doubt(sample.features)
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        log_ratio = beside(parts.log_ratio, evidence.other_roles)
+        log_ratio = beside(parts.log_ratio, others, sigma)
         parts = replace(parts, log_ratio=log_ratio, doubt=known + DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))
-    sigma = sigma_of(config, evidence)
     clipped = parts and parts.clipped(sqrt(len(parts.log_ratio)) * sigma)
     charts = cusum.advance(
         limits_of(evidence),

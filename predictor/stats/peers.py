@@ -6,6 +6,7 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
 
+BLOM = 0.375  # of a rank in an ordered sample of normal values
 MIN_PEERS = 2  # fewer can not tell a common disturbance from their own
 
 
@@ -32,11 +33,23 @@ def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Arra
     return relative
 
 
-def beside(log_ratio: Array, others: Sequence[float]) -> Array:
-    """The log ratios [...] of a rank without peers beside those of others that do other work."""
+def beside(log_ratio: Array, others: Sequence[float], sigma: float) -> Array:
+    """The log ratios [...] of a rank without peers beside those of ranks that do other work.
+
+    What all others share is not its own; several that are slow with it do not speak for it. So the
+    least late of them counts, less what chance makes of the least of so many (Blom 1958).
+
+    Args:
+        log_ratio: of the rank.
+        others: log ratios of the others in the same step; none: the clock alone tells.
+        sigma: one sigma of such a ratio.
+    """
     if not others:
         return log_ratio
-    return _less(log_ratio, np.array(np.median(others)), len(others))
+    from scipy.special import ndtri  # slow to import: not at start-up
+
+    least = float(ndtri((1.0 - BLOM) / (len(others) + 1.0 - 2.0 * BLOM)))
+    return np.minimum(log_ratio, log_ratio - (min(others) - least * sigma))
 
 
 def _less(log_ratio: Array, common: Array, num_witnesses: int) -> Array:

@@ -9,6 +9,7 @@ import pytest
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from support.examples import seeds
 from support.machine_driver import QUICK, Driver, attachment
 
 WARM = 14  # steps after which all roles have a cost model
@@ -153,12 +154,27 @@ def test_a_canary_in_a_lone_rank_is_judged_beside_the_same_step_of_the_others() 
     assert num_compared >= 5
 
 
-def test_what_all_roles_of_one_rank_share_accuses_none_of_them() -> None:
+@pytest.mark.parametrize("slowdown", [1.03, 1.1, 1.4])
+@pytest.mark.parametrize("num_roles", [2, 4, 16])
+@pytest.mark.parametrize("seed", seeds(3))
+def test_what_all_roles_of_one_rank_share_accuses_none_of_them(
+    seed: int, num_roles: int, slowdown: float
+) -> None:
+    pipeline = Pipeline([f"s{role}" for role in range(num_roles)])
+    pipeline.random = random.Random(seed)
+    pipeline.steps(WARM + 20)
+    pipeline.slow_all = slowdown
+    pipeline.steps(40)
+    assert pipeline.driver.job.incidents == ()
+
+
+def test_three_of_four_lone_ranks_that_become_slow_at_once_are_named() -> None:
     pipeline = Pipeline(ALONE)
     pipeline.steps(WARM + 20)
-    pipeline.slow_all = 1.4
-    pipeline.steps(20)
-    assert pipeline.driver.job.incidents == ()
+    pipeline.slow_ranks |= {0, 2, 3}
+    pipeline.steps(8)
+    named = {incident.finding.rank for incident in pipeline.driver.job.open_incidents}
+    assert named == {0, 2, 3}
 
 
 def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
