@@ -1,4 +1,4 @@
-"""Which ranks are slow by the charts, and which open findings have ended or changed. Pure."""
+"""Opens, updates and closes the findings of ranks whose chart crossed its threshold. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -46,10 +46,16 @@ def raise_alarms(
     parts: MicrobatchResiduals | None,
     least: float = 1.0,
 ) -> tuple[Evidence, tuple[Finding, ...]]:
-    """Name the ranks whose chart crossed, unless most of them did.
+    """Open a finding for each rank whose chart crossed, unless most ranks crossed at once.
 
-    Several steps must agree, or the micro-batches (`parts`) of the newest one; `least`: smallest
-    slowdown of interest.
+    Several steps must agree on the slowdown, or the micro-batches of the newest step.
+
+    Args:
+        config: settings of the detector.
+        evidence: detector state of the role, with the step in its charts.
+        sample: the newest step.
+        parts: residuals of its micro-batches, if reported.
+        least: smallest slowdown (ratio) to report.
     """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
@@ -88,9 +94,9 @@ def _within_step(
     sigma: float,
     least: float,
 ) -> Slowdown | None:
-    """What the newest step's micro-batches agree on, as certain as several steps would be.
+    """Estimate a slowdown from the micro-batches of the newest step alone.
 
-    Not with a noisy clock: a shared host disturbs a step as a whole.
+    Returns None with a noisy clock, since noise of a shared host affects a step as a whole.
     """
     num_parts = len(parts.log_ratio)
     if num_parts < LEAST_PARTS or required_steps_factor(config, sigma) > 1:
@@ -109,7 +115,7 @@ def _within_step(
 def _is_uneven(
     charts: Charts, parts: MicrobatchResiduals, i: int, num_parts: int, sigma: float
 ) -> bool:
-    """Do a rank's last micro-batches differ by more than one slowdown of all of them explains?"""
+    """Return whether a rank's last micro-batches differ more than a uniform slowdown explains."""
     own, size = (
         (parts.log_ratio[:, i] - charts.baseline[i])[-num_parts:],
         parts.size[-num_parts:, i],
@@ -128,7 +134,7 @@ def _finding(
     slowdown: Slowdown,
     accused: Collection[int],
 ) -> Finding:
-    """Confirmed where two healthy peers contradict it for a step more than had to be."""
+    """Build the finding; CONFIRMED if MIN_PEERS healthy peers and one extra step support it."""
     charts, rank = evidence.charts, evidence.charts.ranks[i]
     at = sample.ranks.index(rank)
     observed_ms = float(sample.observed_s[at]) * 1e3
@@ -168,7 +174,7 @@ def _finding(
 
 
 def _crossed(evidence: Evidence, i: int) -> str:
-    """The chart of a rank that is furthest beyond its threshold, in words."""
+    """Describe the chart of a rank that is highest relative to its threshold."""
     rules, peaks = limits_of(evidence).rules, evidence.charts.peaks[:, i]
     rule, peak = max(zip(rules, peaks.tolist(), strict=True), key=lambda one: one[1] / one[0].h)
     return f"its chart of {2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}"
@@ -177,7 +183,11 @@ def _crossed(evidence: Evidence, i: int) -> str:
 def update_alarms(
     config: DetectorConfig, evidence: Evidence
 ) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
-    """Look again at every open finding: is it over, is it another one now?"""
+    """Close or update each open finding.
+
+    Returns:
+        The new state, the ranks that recovered, and the new slowdown (ratio) of those that changed.
+    """
     charts, sigma = evidence.charts, sigma_of(config, evidence)
     recovered, moved = [], {}
     for rank in sorted(evidence.slow):

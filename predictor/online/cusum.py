@@ -1,4 +1,4 @@
-"""One-sided CUSUM charts per rank (Page 1954): how much evidence there is. Pure.
+"""One-sided CUSUM charts per rank (Page 1954). Pure.
 
 A fast chart for large slowdowns, slower ones for small ones. Arrays are replaced, never written to;
 a rank that lacks a step keeps its charts as they were.
@@ -144,14 +144,14 @@ def _mean_of(samples: Array, before: Array) -> Array:
 
 
 def suspicion(limits: Thresholds, charts: Charts) -> Array:
-    """The highest of a rank's charts in the newest step, in units of its threshold."""
+    """Return each rank's highest chart in the newest step, as a ratio to its threshold [ranks]."""
     heights = np.array([rule.h for rule in limits.rules])
     highest: Array = (charts.peaks / heights[:, None]).max(axis=0)
     return highest
 
 
 def recovered(charts: Charts, ranks: Collection[int]) -> Charts:
-    """The charts with findings of these ranks that have ended by themselves."""
+    """Return the charts with the findings of these ranks counted as excursions that ended."""
     excursions, rises = charts.excursions, charts.rises.copy()
     for rank in ranks:
         i = charts.ranks.index(rank)
@@ -161,7 +161,7 @@ def recovered(charts: Charts, ranks: Collection[int]) -> Charts:
 
 
 def rebased(charts: Charts, baseline: Array, doubt: Array) -> Charts:
-    """The charts with another baseline; what is recent is told beside the new one."""
+    """Return the charts with a new baseline; recent residuals are converted to it."""
     shift = charts.baseline - baseline
     return replace(
         charts,
@@ -172,13 +172,13 @@ def rebased(charts: Charts, baseline: Array, doubt: Array) -> Charts:
 
 
 def on_new_layout(charts: Charts) -> Charts:
-    """The charts of ranks whose pace on their new work is not known yet."""
+    """Return the charts after a layout change, with the doubt of ranks of unknown pace."""
     doubt = np.maximum(charts.baseline_doubt, UNKNOWN_PACE)
     return replace(charts, baseline_doubt=doubt)
 
 
 def with_ranks(charts: Charts, ranks: Collection[int]) -> Charts:
-    """The charts with these ranks added at zero; itself where it has them all."""
+    """Return the charts with these ranks added at zero; the same object if none is new."""
     if charts.ranks == ranks or (charts.ranks and set(ranks) <= set(charts.ranks)):
         return charts
     return _columns(charts, tuple(sorted({*charts.ranks, *ranks})))

@@ -1,9 +1,9 @@
-"""How far the charts of a job's healthy ranks rise: what its thresholds are made of. Pure.
+"""Counts how high the charts of healthy ranks rise; thresholds are set from the counts. Pure.
 
-Between two visits at zero a chart makes an excursion. How often one reaches a height says how often
-a threshold at that height raises a false alarm, whatever the law of the residuals, and however they
-last: heavy tails, autocorrelation and bouts of slowness are all in it. Beyond the heights that were
-seen the tail is exponential (Cramer and Lundberg; for residuals that depend on each other, too).
+An excursion is the part of a chart between two visits at zero. The rate of excursions that reach a
+height is the false-alarm rate of a threshold at that height, for any distribution of the residuals,
+with heavy tails, autocorrelation and bouts of slowness included. Beyond the heights that were seen
+the tail is taken as exponential (Cramer and Lundberg; also for dependent residuals).
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""Did all ranks of a role become slower at once, and does their work not explain it? Pure.
+"""Detects slowdowns that all ranks of a role share and that their work does not explain. Pure.
 
-What ranks share accuses none of them: their middle has a chart of its own, beside what the steps of
-the present layout showed in health. While it rises nothing is learnt, for as long as a finding may
-take; what is found is taken out of what the cost model learns from, until it is over. A slow drift
-below that is learnt, as the coefficients are.
+No single rank is named. The median rank's log ratio has a chart of its own, relative to its level
+in healthy steps of the present layout. While the chart rises, for HELD_STEPS at most, nothing is
+learnt; an open finding is divided out of the steps that the cost model learns from. Slow drift
+below the chart's threshold is learnt by the cost model.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,7 +35,9 @@ NOBODY = (0,)  # the one column of the chart is no rank's
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GlobalSlowdown:
-    """Of one role. `limits` None: too few steps of the present layout yet, nothing is judged.
+    """Detector state for the ranks of one role together.
+
+    `limits` is None until enough steps of the present layout are known; then nothing is judged.
 
     `reference`: log of observed / expected in health, with one `sigma` of a step, and the `work`
     [FEATURES] it was seen at, as shares of the expected time. `slowdown` of the open finding, 1.0
@@ -62,9 +64,9 @@ class GlobalSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalSlowdownChange:
-    """What a step changed: a new finding, the open one is over, or its new slowdown.
+    """Change caused by one step: a new finding, its end, or its new slowdown (ratio).
 
-    `why` it is over; empty: everybody is back at the expected time.
+    `why`: the reason for the end; empty if all ranks are back at their expected time.
     """
 
     found: Finding | None = None
@@ -83,7 +85,7 @@ def update_global_slowdown(
     sample: StepSample,
     slow: Collection[int],
 ) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
-    """Take in one complete step; ranks in `slow` have findings of their own and say nothing."""
+    """Process one complete step; ranks in `slow` have findings of their own and are left out."""
     ratio = _common_ratio(model, sample, slow)
     if pace.limits is None or ratio is None:
         return pace, NO_NEWS
@@ -126,7 +128,7 @@ def update_global_slowdown(
 def _looked_again(
     config: DetectorConfig, pace: GlobalSlowdown, series: Array, sigma: float, doubt: float
 ) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
-    """The open finding: is it over, is it another one now?"""
+    """Close or update the open finding."""
     told = pace.slowdown
     if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
         return replace(pace, slowdown=1.0), GlobalSlowdownChange(is_over=True)
@@ -144,8 +146,10 @@ def settled(
     limits: Thresholds,
     generation: int,
 ) -> GlobalSlowdown:
-    """The health of the present layout, by the newest steps that were learnt from; as it is where
-    they are too few. `limits`: of the charts of ranks, whose false alarms it shares.
+    """Set the healthy level from the newest learnt steps of the present layout.
+
+    Returns the state unchanged if there are too few. `limits`: thresholds of the ranks' charts,
+    which the chart of all ranks shares.
     """
     own = [sample for sample in history if sample.generation == generation][-LEVEL_STEPS:]
     told = [_common_ratio(model, sample, ()) for sample in own]
@@ -164,15 +168,15 @@ def settled(
 
 
 def on_new_layout(pace: GlobalSlowdown) -> GlobalSlowdown:
-    """Another layout is another mixture of work: its health is measured anew.
+    """Reset the healthy level for a new layout, whose work differs.
 
-    An open finding stays as it is, beside the health that it was found with.
+    An open finding is kept, relative to the level it was found with.
     """
     return pace if pace.is_open else GlobalSlowdown()
 
 
 def healthy(pace: GlobalSlowdown, sample: StepSample) -> StepSample:
-    """The step as it would have been without the open finding: what may be learnt from."""
+    """Divide the open finding out of a step, so that the cost model can learn from it."""
     if not pace.is_open:
         return sample
     return replace(sample, observed_s=sample.observed_s / pace.slowdown)
@@ -190,7 +194,7 @@ def _common_ratio(model: CostModel, sample: StepSample, slow: Collection[int]) -
 
 
 def _work_of(model: CostModel, sample: StepSample) -> Array:
-    """What each feature is of the expected time, mean over ranks [FEATURES]."""
+    """Return each feature as a share of the expected time, mean over ranks [FEATURES]."""
     work: Array = (sample.features / model.expected_s(sample.features)[:, None]).mean(axis=0)
     return work
 

@@ -1,8 +1,8 @@
-"""Who waits for its input in a running job, and has all others wait for it? Pure.
+"""Detects ranks of a running job that wait for input and delay all others. Pure.
 
-The same rule as for computing, of another clock. A step takes the longest of its ranks' waits for
-input and a rest; each rank is judged by what steps would take if all waited as long as it does,
-over the rest. Peers tell one slow loader from a slow storage, which is the whole job's.
+The detector of compute times is applied to the time that a step would take if all ranks waited for
+input as long as this rank, over the step's time without its input. If all ranks wait, the finding
+is of the whole job (a slow storage), not of one rank's loader.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,18 @@ def update_inputs(
     duration_s: Array,
     input_s: Array,
 ) -> tuple[Inputs, Judgement | None]:
-    """Take in a step; None unless all its ranks told how long they waited for their input.
+    """Process one step; findings are of kind INPUT.
 
-    ranks: that ended the step, ascending; duration_s [ranks], and input_s, a part of it (NaN: not
-    told). Findings are of kind INPUT.
+    Args:
+        config: settings of the detector.
+        inputs: detector state of input waits.
+        step, generation: of the step.
+        ranks: ranks that ended the step, ascending.
+        duration_s: step time in seconds [ranks].
+        input_s: the wait for input in it, in seconds [ranks]; NaN: not reported.
+
+    Returns:
+        The new state, and the judgement; None unless all ranks reported their wait.
     """
     if not len(ranks) or not (np.isfinite(input_s).all() and (input_s >= 0.0).all()):
         return inputs, None

@@ -1,8 +1,9 @@
-"""Slow links of a running job, from what each rank's transfers took for their bytes. Pure.
+"""Detects slow links of a running job from transfer times and bytes per rank. Pure.
 
-The same rule as for computing, of another clock: transfers that all ranks entered together have no
-waiting in them, bytes price them, peers tell a slow fabric from a slow link. Several ranks that are
-slow alike say where it is: two of them the link between them, all of a node the node's.
+The detector of compute times is applied to transfers that all ranks entered together, so that no
+waiting is in them. The expected time follows from the bytes; what all ranks share is the fabric.
+Ranks with equal slowdowns locate the fault: two of them the link between them, all of a node its
+uplink.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ RECOVERED = 1.10  # of a transfer's usual time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one fault sits. `node` is empty unless all its ranks, two or more, share the fault."""
+    """Location of one fault. `node` is empty unless all its ranks, two or more, share the fault."""
 
     kind: FindingKind
     ranks: tuple[int, ...]
@@ -39,13 +40,19 @@ class Place:
 def localise(
     ratios: Mapping[int, float], node_of: Mapping[int, str], *, min_slowdown: float = 1.10
 ) -> tuple[Place, ...]:
-    """Group slow ranks by cause, the worst first; empty where nobody is slow.
+    """Group slow ranks by cause, the worst first.
 
-    ratios: observed / expected of each rank, *not* relative to peers, or "everybody" could not be
-    seen; node_of: the node of each of these ranks. All ranks of a node slow alike while other
-    nodes have healthy ones: the host. More than half of all ranks slow, over two nodes or more:
-    what they share, which is no host of theirs. Else each rank by itself. Raises ValueError for a
-    rank without a node.
+    If all ranks of a node are equally slow while other nodes have healthy ones, the host is named.
+    If more than half of all ranks on two nodes or more are equally slow, a shared component is.
+    Otherwise each rank is named by itself.
+
+    Args:
+        ratios: observed / expected of each rank, not relative to its peers.
+        node_of: the node of each of these ranks.
+        min_slowdown: ratio from which a rank is slow.
+
+    Raises:
+        ValueError: a rank has no node.
     """
     homeless = sorted(set(ratios) - set(node_of))
     if homeless:
@@ -115,9 +122,15 @@ def _devices(node: str, own: Mapping[int, float]) -> list[Place]:
 def transfer_sample(
     step: int, generation: int, ranks: Sequence[int], transfer_s: Array, num_bytes: Array
 ) -> StepSample | None:
-    """A step's transfers, bytes in the place of tokens; None unless all ranks told of some.
+    """Make a step sample of transfers, with bytes in the place of tokens.
 
-    ranks: that ended the step, ascending; transfer_s, num_bytes [ranks]: NaN or 0: not told.
+    Args:
+        step, generation: of the sample.
+        ranks: ranks that ended the step, ascending.
+        transfer_s, num_bytes: seconds and bytes [ranks]; NaN or 0: not reported.
+
+    Returns:
+        None unless all ranks reported transfers.
     """
     with np.errstate(invalid="ignore"):
         is_told = (transfer_s > 0.0) & (num_bytes > 0.0)
@@ -138,11 +151,15 @@ def transfer_sample(
 def update_links(
     config: DetectorConfig, evidence: Evidence, sample: StepSample, node_of: Mapping[int, str]
 ) -> tuple[Evidence, Judgement]:
-    """Take in one step's transfers; findings are of kind LINK, each with the place it points to.
+    """Process the transfers of one step; findings are of kind LINK and give a location.
 
-    All ranks together have a chart of their own, and a finding that names no rank.
+    A slowdown of all ranks together is a finding that names no rank.
 
-    node_of: the node of each of the sample's ranks.
+    Args:
+        config: settings of the detector.
+        evidence: detector state of the transfers.
+        sample: the step (`transfer_sample`).
+        node_of: the node of each of the sample's ranks.
     """
     config = replace(
         config,

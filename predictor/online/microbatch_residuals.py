@@ -1,4 +1,4 @@
-"""How late each micro-batch of a step was, on the scale of its rank's mean micro-batch. Pure.
+"""Residuals of the micro-batches of a step, relative to the rank's mean micro-batch. Pure.
 
 A micro-batch counts by its size: a tiny one, whose time is mostly what a model knows least, must
 not weigh as much as a whole one. Of micro-batches of one size it is the log of observed / expected.
@@ -20,8 +20,10 @@ CLIP = 2.0  # sigmas of one that it may stand apart from the middle of its step 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicrobatchResiduals:
-    """Of each micro-batch [parts, ranks]: log ratio beside the peers, one sigma of model doubt, and
-    the expected time in units of the rank's mean (NaN where there is no record).
+    """Arrays [micro-batches, ranks], NaN where there is no record.
+
+    `log_ratio`: residual relative to the peers; `doubt`: one sigma of the cost model's error in it;
+    `size`: expected time over the rank's mean.
     """
 
     log_ratio: Array
@@ -52,8 +54,8 @@ class MicrobatchResiduals:
 
 
 def even_log_ratios(log_ratio: Array, size: Array) -> Array:
-    """What micro-batches of these sizes show [parts, ...] if all are slower by the same factor, the
-    middle one of theirs.
+    """Return the residuals of micro-batches of these sizes [parts, ...] under one common slowdown,
+    the median of theirs.
     """
     slower = np.median(np.expm1(log_ratio) / size, axis=0)
     even: Array = np.log(np.maximum(1.0 + size * slower, LEAST_RATIO))
@@ -63,9 +65,9 @@ def even_log_ratios(log_ratio: Array, size: Array) -> Array:
 def microbatch_residuals(
     model: CostModel, sample: StepSample, slow: Collection[int] = ()
 ) -> MicrobatchResiduals | None:
-    """log(1 + (observed - expected) / the rank's mean expected) beside the peers; None: no parts.
+    """Return log(1 + (observed - expected) / the rank's mean expected), relative to the peers.
 
-    `slow` ranks are no witnesses.
+    `slow` ranks are not used as peers. None if the step has no micro-batches.
     """
     parts = sample.parts
     if parts is None:

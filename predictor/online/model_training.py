@@ -1,4 +1,4 @@
-"""What a step teaches the cost model: quiet ranks only, refitted now and then. Pure."""
+"""Selects the steps and ranks that the cost model learns from, and refits it. Pure."""
 
 from dataclasses import replace
 from math import log
@@ -23,9 +23,10 @@ MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
 
 
 def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
-    """Keep the step of all unsuspected ranks - most of them, or nothing; refit now and then.
+    """Add the step of the unsuspected ranks to the history, and refit if due.
 
-    Nothing while all of them may be about to be found slow together.
+    The step is left out if half of the ranks or more are under suspicion, or while the chart of all
+    ranks together is rising.
     """
     charts = evidence.charts
     is_quiet = cusum.suspicion(limits_of(evidence), charts) <= cusum.QUIET_SUSPICION
@@ -88,10 +89,10 @@ def refitted(config: DetectorConfig, evidence: Evidence) -> Evidence:
 
 
 def _own_pace(residuals: Array, is_present: Flags, sigma: float) -> tuple[Array, Array]:
-    """Each rank's healthy log pace beside its peers, and what it may be wrong by [ranks].
+    """Estimate each rank's healthy log pace relative to its peers, and the doubt of it [ranks].
 
-    By its median on the present layout, drawn to that on all layouts while there are few steps; the
-    doubt is three standard errors, less what the charts allow for in any case.
+    The estimate is the median on the present layout, shrunk to that on all layouts while there are
+    few steps. The doubt is three standard errors, less what the charts allow for in any case.
 
     Args:
         residuals: log ratios [steps, ranks].
@@ -116,7 +117,7 @@ def _own_pace(residuals: Array, is_present: Flags, sigma: float) -> tuple[Array,
 
 
 def only(sample: StepSample, kept: Flags) -> StepSample:
-    """The step of the kept ranks - all of them where nobody would be left - without its parts."""
+    """Return the step of the kept ranks without micro-batches; of all ranks if none is kept."""
     if kept.all() or not kept.any():
         return replace(sample, parts=None)
     return replace(

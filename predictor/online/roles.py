@@ -1,8 +1,8 @@
-"""Roles of one job, judged each by itself and beside each other. Pure.
+"""Judges the roles of one job; they share noise, and are references for ranks without peers. Pure.
 
-Roles run on the same kind of device: the noise of one is a prior for the others. The ranks of a
-role are each other's witnesses; where a role has one rank only, the other roles witness for it: in
-a pipeline they compute the same micro-batches.
+Roles run on the same kind of device, so the noise of one is a prior for the others. A rank is
+compared with the other ranks of its role; the only rank of a role is compared with the other roles,
+which compute the same micro-batches in a pipeline.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from pacekeeper.predictor.online.update import update_evidence
 def update_roles(
     config: DetectorConfig, by_role: Mapping[str, Evidence], samples: Mapping[str, StepSample]
 ) -> tuple[dict[str, Evidence], dict[str, Judgement]]:
-    """Take in one complete step of a job of several roles.
+    """Process one complete step of a job with several roles.
 
     Args:
         config: settings of the detector; roles share its rate of false alarms equally.
-        by_role: what the detector knows of each role; a role without an entry is new.
-        samples: the step of each role that ran.
+        by_role: detector state of each role; a role without an entry is new.
+        samples: the step, by role.
 
     Returns:
-        What the detector knows now, and what it says of each role that ran.
+        The new detector states, and a judgement for each role in `samples`.
     """
     share = config.false_alarms_per_job_day / len({*by_role, *samples})
     config = replace(config, false_alarms_per_job_day=share)
@@ -46,7 +46,7 @@ def update_roles(
 
 
 def _late(evidence: Evidence | None, sample: StepSample) -> float | None:
-    """Log observed / expected of a role's middle healthy rank in a step; None: not known."""
+    """Return log(observed / expected) of a role's median healthy rank; None: not known."""
     if evidence is None or evidence.model is None:
         return None
     expected_s = evidence.model.expected_s(sample.features)
@@ -56,7 +56,7 @@ def _late(evidence: Evidence | None, sample: StepSample) -> float | None:
 
 
 def _share_noise(by_role: Mapping[str, Evidence]) -> dict[str, Evidence]:
-    """Give each role of a job the noise that the others showed, in steps in which one is fitted."""
+    """Give each role the noise of the others, in steps in which a cost model was fitted."""
     if not any(own.model is not None and own.steps_since_fit == 0 for own in by_role.values()):
         return dict(by_role)
     shared = {}

@@ -1,4 +1,4 @@
-"""Estimates on the recent log ratios of one rank: how slow it is, whether it still is. Pure.
+"""Estimates a rank's slowdown from its recent log ratios, and whether it has ended. Pure.
 
 Whether a rank is slow at all is decided by its chart (`cusum.py`). All estimates are medians over
 several steps, so that neither a wild sample nor the mixed step in which a fault begins or ends
@@ -56,21 +56,21 @@ def measured(
     least: float = 1.0,
     sure: float = 0.0,
 ) -> Slowdown | None:
-    """Estimate the slowdown that the last steps agree on.
+    """Estimate the slowdown from the last steps.
 
-    Takes the run of last steps that says so most strongly: so long as the fault, no longer.
+    The run of last steps with the strongest evidence is used, so that it starts at the onset.
 
     Args:
         config: settings of the detector.
         log_ratios: log(observed / expected) of one rank [steps], newest last.
         sigma: one sigma of a step.
-        doubt: what the model may have been wrong by, of each step, as it was when that was judged.
-        least: smallest slowdown of interest.
-        sure: standard errors that it must stand above health.
+        doubt: bound on the model's error (log) in each step, as of when it was judged.
+        least: smallest slowdown (ratio) to report.
+        sure: standard errors by which the slowdown must exceed health.
 
     Returns:
-        None where no run of steps agrees, or where the first of too few steps may have seen the
-        fault in part only.
+        None if no run of steps agrees, or if there are too few steps without the first one, which
+        may contain only a part of the fault.
     """
     needed = config.min_steps * required_steps_factor(config, sigma)
     doubts = np.broadcast_to(doubt, log_ratios.shape)
@@ -93,11 +93,11 @@ def measured(
 def is_over(
     config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
 ) -> bool:
-    """Has a rank with an open finding of `slowdown` come back to its expected time?
+    """Return whether a rank with an open finding of `slowdown` is back at its expected time.
 
-    Asks for as many steps as tell the two levels apart under this noise, `recover_steps` at least.
-    What the model's doubt explains accuses nobody here either: on a layout that it has not seen, a
-    healthy rank may look slow for ever, and only the layout from before could clear it.
+    Requires as many steps as separate the two levels under this noise, `recover_steps` at least. A
+    residual within the model's doubt counts as recovered: otherwise a healthy rank on a layout that
+    the model has not seen could stay in the finding for ever.
     """
     ill = log(slowdown)
     back = min(log(config.recover_slowdown), 0.5 * ill)
@@ -117,7 +117,7 @@ def is_over(
 def changed(
     config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
 ) -> float | None:
-    """The new slowdown of an open finding, if it has settled on a clearly different one.
+    """Return the new slowdown of an open finding, if it has settled on a clearly different one.
 
     Near health it takes four times the steps: a rank on its way back must not be reported as
     hardly slow, from where its recovery could not be seen any more.
@@ -144,7 +144,7 @@ def changed(
 
 
 def _strength(run: Array, doubt: float, least: float) -> float:
-    """What a run of steps says beyond the doubt: its lower median times sqrt(steps).
+    """Return the strength of a run of steps: its lower median beyond the doubt, times sqrt(steps).
 
     0 unless all steps but one in five are above half of a median that exceeds doubt and `least`.
     """

@@ -1,4 +1,4 @@
-"""What the detector remembers of one role of one job, and what it says of a step. Pure."""
+"""State of the detector for one role of a job, and its judgement of a step. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ COUNTED_STEPS = 4  # steps that would all have to lack a micro-batch to be count
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    """All the detector remembers of one role of one job. `slow`: open findings by rank.
+    """Detector state of one role of one job. `slow`: slowdown of each open finding, by rank.
 
     `generation` 0: none seen yet. `layout_steps`: steps since its generation began. `newcomers`:
     ranks that joined and are not judged yet, with the number of the step that showed them first.
@@ -52,11 +52,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one step says. Columns follow `ranks`; expected, slowdown, suspicion empty in warm-up.
+    """Result of one step. Columns follow `ranks`; expected, slowdown, suspicion empty in warm-up.
 
-    `slowdown` is the running median of observed / expected over `measure_steps`, beside the peers.
-    `findings` are new ones; `recovered`: ranks whose open finding ended; `changed`: open findings
-    whose slowdown moved enough to tell; `common`: the same of all ranks together.
+    `slowdown` is the running median of observed / expected over `measure_steps`, relative to the
+    peers. `findings` are new ones; `recovered`: ranks whose open finding ended; `changed`: new
+    slowdowns of open findings; `common`: the change for all ranks together.
     """
 
     step: int
@@ -74,7 +74,7 @@ class Judgement:
 
 
 def begin() -> Evidence:
-    """Nothing known yet."""
+    """Return the state of a detector that has seen no step."""
     return Evidence()
 
 
@@ -85,22 +85,22 @@ def microbatches_per_step(evidence: Evidence) -> int:
 
 
 def restore(slow: Mapping[int, float], *, everybody: float = 1.0) -> Evidence:
-    """After a restart: open findings are remembered, all else is measured anew.
+    """Make the state after a restart: open findings are kept, all else is measured again.
 
-    The ranks of open findings teach the new model nothing. everybody: slowdown of the open finding
-    of all ranks together, 1.0 without one.
+    The new cost model does not learn from ranks with open findings. everybody: slowdown of the open
+    finding of all ranks together, 1.0 without one.
     """
     return Evidence(slow=dict(slow), common=GlobalSlowdown(slowdown=everybody))
 
 
 def forget(evidence: Evidence, ranks: Collection[int]) -> Evidence:
-    """These ranks are gone; their findings with them."""
+    """Remove these ranks and their findings."""
     slow = {rank: value for rank, value in evidence.slow.items() if rank not in ranks}
     return replace(evidence, slow=slow, charts=cusum.without_ranks(evidence.charts, ranks))
 
 
 def model_of(evidence: Evidence) -> CostModel:
-    """The model of a detector whose warm-up is over."""
+    """Return the cost model, which is there after the warm-up."""
     assert evidence.model is not None, "only after the warm-up"
     return evidence.model
 

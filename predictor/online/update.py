@@ -1,8 +1,8 @@
-"""From steps to findings: log ratios folded into charts, judged beside the peers. Pure.
+"""Turns steps into findings: residuals relative to peers are added to CUSUM charts. Pure.
 
-A rank is named only if a chart crosses its threshold, the last steps agree on a slowdown worth
-naming, and its peers do not share it. Nothing is learnt from a rank under suspicion, and what the
-model can not know of work it has never seen accuses nobody.
+A finding is opened for a rank if one of its charts crosses the threshold, the last steps agree on
+a slowdown, and its peers do not share it. The cost model does not learn from ranks under suspicion;
+its uncertainty for work that it has not seen is subtracted from the evidence.
 """
 
 from dataclasses import replace
@@ -48,14 +48,13 @@ WANDER = 0.004  # of healthy ranks beside each other: repeated runs of one GPU d
 def update_evidence(
     config: DetectorConfig, evidence: Evidence, sample: StepSample, *, least: float = 1.0
 ) -> tuple[Evidence, Judgement]:
-    """Take in one complete step. O(ranks log ranks) array work, no loop over healthy ranks.
+    """Process one complete step. O(ranks log ranks) array work, no loop over healthy ranks.
 
     Args:
         config: settings of the detector.
-        evidence: what it knows of the role.
+        evidence: detector state of the role.
         sample: the step.
-        least: smallest slowdown that is named, where a clock knows no better; 1.0: what is
-            significant.
+        least: smallest slowdown (ratio) to report; 1.0: whatever is significant.
     """
     is_new_layout = evidence.generation not in (0, sample.generation)
     evidence = replace(
@@ -87,10 +86,7 @@ def update_evidence(
 def _without_newcomers(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, StepSample]:
-    """Ranks that joined a running job settle first, as all did at its start; then they are judged.
-
-    Until then nothing is said of them, and nothing is learnt from them.
-    """
+    """Leave out ranks that joined a running job until they have run `skip_steps` steps."""
     strangers = set(sample.ranks).difference(evidence.charts.ranks)
     since = {rank: evidence.newcomers.get(rank, evidence.num_seen) for rank in strangers}
     young = {r for r, seen in since.items() if evidence.num_seen - seen < config.skip_steps}
@@ -108,9 +104,9 @@ def _warm_up(
     is_new_layout: bool,
     least: float,
 ) -> tuple[Evidence, Judgement]:
-    """Collect steps; after the last one fit, and play them through the charts.
+    """Collect the steps of the warm-up; after the last one, fit the model and chart all of them.
 
-    So a rank that is slow from the start, or since the middle of the warm-up, is named right away.
+    A rank that is slow from the start, or since the middle of the warm-up, is found right away.
     """
     if evidence.num_seen > config.skip_steps and not is_new_layout:
         evidence = replace(evidence, warmup=(*evidence.warmup, sample))
@@ -138,7 +134,7 @@ def _warm_up(
 def _charted(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, MicrobatchResiduals | None]:
-    """The step put into the charts, and what its micro-batches said on the way."""
+    """Add the step to the charts; also return the residuals of its micro-batches."""
     model, charts = model_of(evidence), evidence.charts
     sigma, others = sigma_of(config, evidence), evidence.other_roles
     ratio = beside(log_ratios(model, sample, evidence.slow), others, sigma)
@@ -169,7 +165,7 @@ def _charted(
 def _paced(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, GlobalSlowdownChange]:
-    """What all ranks share, judged for itself."""
+    """Update the detection of slowdowns that all ranks share."""
     if evidence.common is None:
         return evidence, NO_NEWS
     model = model_of(evidence)

@@ -1,4 +1,4 @@
-"""What a rank's peers say of a step: its log ratio, less the part that all of them share. Pure."""
+"""Residuals relative to peers: log ratios less the part that all ranks share. Pure."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,15 @@ MIN_PEERS = 2  # fewer can not tell a common disturbance from their own
 
 
 def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Array:
-    """Each rank's log(observed / expected) less the median over its witnesses, itself left out.
+    """Subtract from each rank's log(observed / expected) the median of the other reference ranks.
 
-    What hits all ranks alike - a common throttle, a noisy host - accuses nobody. Ranks known to be
-    slow are no witnesses. Left out itself, because a slow rank among few pulls the median its way.
-    With a single witness a rank is as late as it is both by the clock and beside the other; with
-    none, by the clock alone. log_ratio: [ranks] or [steps, ranks]; is_witness: [ranks].
+    What affects all ranks alike (a common throttle, a noisy host) cancels. The rank itself is left
+    out of the median, because a slow rank among few would shift it. With a single reference rank
+    the smaller of the absolute and the relative log ratio counts; with none the absolute one.
+
+    Args:
+        log_ratio: [ranks] or [steps, ranks].
+        is_witness: which ranks are references [ranks], those without a finding; None: all.
     """
     if is_witness is None:
         is_witness = np.ones(log_ratio.shape[-1], dtype=np.bool_)
@@ -34,14 +37,14 @@ def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Arra
 
 
 def beside(log_ratio: Array, others: Sequence[float], sigma: float) -> Array:
-    """The log ratios [...] of a rank without peers beside those of ranks that do other work.
+    """Make the log ratios [...] of a rank without peers relative to ranks that do other work.
 
-    What all others share is not its own; several that are slow with it do not speak for it. So the
-    least late of them counts, less what chance makes of the least of so many (Blom 1958).
+    The reference is the smallest of theirs, so that several slow ranks do not hide each other, less
+    its expectation among so many healthy ones (Blom 1958). What all of them share cancels.
 
     Args:
-        log_ratio: of the rank.
-        others: log ratios of the others in the same step; none: the clock alone tells.
+        log_ratio: log ratios of the rank.
+        others: log ratios of the other ranks in the same step; empty: `log_ratio` is returned.
         sigma: one sigma of such a ratio.
     """
     if not others:
