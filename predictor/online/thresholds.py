@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log, sqrt
+from statistics import median
 
 import numpy as np
 
@@ -70,13 +71,15 @@ def measured_noise(sigma: float, residuals: Array) -> StepNoise:
 
 
 def mixed(own: StepNoise, others: Sequence[StepNoise]) -> StepNoise:
-    """A role's noise where the job's other roles run on the same kind of device: theirs is a prior
-    of at most OTHERS_STRENGTH degrees of freedom.
+    """Combine a role's noise with that of the job's other roles, which run on the same devices.
+
+    The median of theirs is a prior of at most OTHERS_STRENGTH degrees of freedom: a single role may
+    be noisier than its devices (a first stage that loads data).
     """
     freedom = sum(noise.freedom for noise in others)
     if not freedom:
         return own
-    common = sum(noise.freedom * noise.sigma**2 for noise in others) / freedom
+    common = median(noise.sigma for noise in others) ** 2
     strength = min(freedom, OTHERS_STRENGTH)
     variance = (own.freedom * own.sigma**2 + strength * common) / (own.freedom + strength)
     return StepNoise(sigma=sqrt(variance), freedom=own.freedom + strength)

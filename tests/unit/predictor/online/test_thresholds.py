@@ -76,6 +76,8 @@ def test_the_noise_of_other_roles_is_a_prior_and_no_more() -> None:
     assert mixed(own, []) == own
     assert 0.002 < young.sigma < 0.006 and young.freedom == 20.0
     assert old.sigma == pytest.approx(0.01, rel=0.001)
+    noisy = StepNoise(sigma=0.05, freedom=400.0)
+    assert mixed(own, [other, other, noisy]).sigma == young.sigma, "one role alone proves nothing"
 
 
 def test_the_first_steps_of_a_job_may_cost_more_than_its_rate() -> None:
