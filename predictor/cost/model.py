@@ -74,19 +74,20 @@ class CostModel:
         expected: Array = np.maximum(features @ self.coefficients, 1e-9)
         return expected
 
-    def doubt(self, features: Array) -> Array:
+    def doubt(self, features: Array, is_witness: Flags | None = None) -> Array:
         """One sigma of log expected_s beside the peers [ranks], from not knowing the coefficients.
 
         Nothing where all ranks do the same; large where a plan gave one a mixture never seen. What
         a named regressor and the linear model disagree by, more than they used to, is doubt, too:
         trees know nothing beyond the work that they were fitted to.
+
+        Args:
+            features: of the ranks' work [ranks, FEATURES].
+            is_witness: with whom the ranks are compared, as in `relative_to_peers`; default: all.
         """
         linear_s = self._linear_s(features)
         work = features / linear_s[:, None]
-        if len(work) >= 3:
-            work = work - np.median(work, axis=0)
-        elif len(work) == 2:
-            work = work - work[::-1]
+        work = work - _work_of_peers(work, is_witness)
         variance = np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0)
         if self.named is not None:
             variance += self.named.disagreement(features, linear_s) ** 2
@@ -172,10 +173,31 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
     )
 
 
+def _work_of_peers(work: Array, is_witness: Flags | None) -> Array:
+    """The work that each rank's is compared with [ranks, FEATURES]; zero without a witness.
+
+    One witness counts whole, as the log ratio beside it bounds what is evidence; the middle of
+    several has the rank itself among them.
+    """
+    witnesses = work if is_witness is None else work[is_witness]
+    beside = np.zeros_like(work)
+    if len(witnesses):
+        beside += np.median(witnesses, axis=0)
+    if len(witnesses) < 3:
+        own = slice(None) if is_witness is None else is_witness
+        beside[own] = witnesses[::-1] if len(witnesses) == 2 else 0.0
+    return beside
+
+
 def log_ratios(model: CostModel, sample: StepSample, slow: Collection[int] = ()) -> Array:
     """log(observed / expected) of each rank beside its peers; `slow` ranks are no witnesses."""
     ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
-    return relative_to_peers(ratio, ~np.isin(sample.ranks, list(slow)) if slow else None)
+    return relative_to_peers(ratio, witnesses(sample, slow))
+
+
+def witnesses(sample: StepSample, slow: Collection[int]) -> Flags | None:
+    """The ranks of a sample that others are compared with, all but the slow ones; None: all."""
+    return ~np.isin(sample.ranks, list(slow)) if slow else None
 
 
 def residual_table(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
-from pacekeeper.predictor.cost.model import CostModel
+from pacekeeper.predictor.cost.model import CostModel, witnesses
 from pacekeeper.predictor.stats.peers import relative_to_peers
 
 LEAST_RATIO = 0.05  # a micro-batch can be so much quicker than expected, no more
@@ -75,10 +75,10 @@ def microbatch_residuals(
     expected_s = model.expected_s(parts.features)
     mean_s = expected_s.mean(axis=0)
     ratio = np.maximum(1.0 + (parts.observed_s - expected_s) / mean_s, LEAST_RATIO)
-    is_witness = ~np.isin(sample.ranks, list(slow)) if slow else None
-    doubt = np.stack([model.doubt(work) for work in parts.features]) * expected_s / mean_s
+    is_witness = witnesses(sample, slow)
+    doubt = np.stack([model.doubt(work, is_witness) for work in parts.features])
     return MicrobatchResiduals(
         log_ratio=relative_to_peers(np.log(ratio), is_witness),
-        doubt=doubt,
+        doubt=doubt * expected_s / mean_s,
         size=expected_s / mean_s,
     )

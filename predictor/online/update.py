@@ -13,7 +13,7 @@ import numpy as np
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
-from pacekeeper.predictor.cost.model import log_ratios
+from pacekeeper.predictor.cost.model import log_ratios, witnesses
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.alarms import raise_alarms, update_alarms
 from pacekeeper.predictor.online.cusum import Charts
@@ -140,7 +140,7 @@ def _charted(
     ratio = beside(log_ratios(model, sample, evidence.slow), others, sigma)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
-    doubt = known + DOUBTS * model.doubt(sample.features)
+    doubt = known + DOUBTS * model.doubt(sample.features, witnesses(sample, evidence.slow))
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
         log_ratio = beside(parts.log_ratio, others, sigma)
