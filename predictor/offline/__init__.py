@@ -1,5 +1,5 @@
-"""Analyses a recorded run: residuals, slow ranks, stragglers of collectives, heat map.
+"""Analyses a recorded run: residuals, slow ranks, collective stragglers, heat map.
 
-In: a `Trace`, which the readers in `simulator` make of files. Out: `analyze.analyze` returns a
-`TraceReport`: anomalies with their causes, and what-if costs.
+Input: a `Trace`, which the readers in `simulator` build from files. Output: `analyze.analyze`
+returns a `TraceReport`: anomalies with their causes, and what-if costs.
 """

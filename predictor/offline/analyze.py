@@ -1,4 +1,4 @@
-"""All that can be said of a recorded run: every judge, each on the tables that it can use. Pure."""
+"""Analyzes a recorded run: runs each detector on the tables that it can use."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +16,19 @@ from pacekeeper.predictor.offline.trace import Trace
 
 
 def analyze(trace: Trace, replicates: Sequence[Trace] = ()) -> TraceReport:
-    """Findings, the worst first, and what they cost.
+    """Find what was slow in a recorded run, and what it cost.
 
-    Where ranks tell their compute times, they are judged; only where none does, the job as a whole
-    by its step times, beside `replicates` (other runs of the same recipe).
+    Ranks are judged individually if the trace has usable compute times. Otherwise the job is judged
+    as a whole by its step times.
+
+    Args:
+        trace: the run.
+        replicates: other runs of the same recipe, which the step times are compared with.
+
+    Returns:
+        Anomalies, the largest slowdown first, what-if costs (None without a timeline), and notes.
     """
-    trace = _without_useless_times(trace)
+    trace = _drop_unusable_times(trace)
     anomalies: list[Anomaly] = [*link_faults(trace), *slow_links(trace)]
     inputs = slow_inputs(trace)
     anomalies += inputs
@@ -45,11 +52,11 @@ def analyze(trace: Trace, replicates: Sequence[Trace] = ()) -> TraceReport:
     return TraceReport(anomalies=tuple(anomalies), what_if=costs, notes=tuple(notes))
 
 
-def _without_useless_times(trace: Trace) -> Trace:
-    """Compute times of which not one can be used are as good as none; that is said."""
+def _drop_unusable_times(trace: Trace) -> Trace:
+    """Drop a compute table without any usable row, and add a note."""
     if trace.compute is None:
         return trace
     if usable_rows(trace.compute, {worker.rank for worker in trace.workers}).any():
         return trace
-    said = "no compute time of a known rank that can be used"
-    return replace(trace, compute=None, notes=(*trace.notes, said))
+    note = "no compute time of a known rank that can be used"
+    return replace(trace, compute=None, notes=(*trace.notes, note))

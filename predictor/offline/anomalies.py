@@ -1,4 +1,4 @@
-"""Findings of a live detector in a recorded run: how slow, over all steps they lasted. Pure."""
+"""Anomalies of a recorded run, and their measurement from the findings of a live detector."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 
 NO_LOSS = 1e-6  # of S above 1: rounding
 TWO_SIDED = 1.96  # sigmas of a 95 % interval
-STILL_SLOW = 0.5  # of a slowdown
+STILL_SLOW = 0.5  # of a slowdown: steps below are counted as recovered
 K = TypeVar("K", int, str)
 
 
 class AnomalyKind(StrEnum):
-    """What was wrong: three kinds of fault, three kinds of work that is spread unevenly."""
+    """Kind of anomaly: a fault (compute, link, host) or work that is distributed unevenly."""
 
     COMPUTE = "compute"
     LINK = "link"
@@ -35,9 +35,13 @@ class AnomalyKind(StrEnum):
 class Anomaly:
     """One finding in a recorded run.
 
-    `rank` and `stage` are None where the trouble is nobody's in particular. `slowdown` is observed
-    over expected time (for an imbalance: over the time if the work were even), between `low` and
-    `high` with 95 % confidence. `last_step`: None while it lasts to the end of the record.
+    Attributes:
+        rank: the slow rank; None if no single rank is responsible.
+        stage: of the rank; None if no stage is responsible.
+        slowdown: observed over expected time; for an imbalance, over the time with even work.
+        low: lower end of the 95 % confidence interval of `slowdown`.
+        high: upper end.
+        last_step: None if it lasts to the end of the record.
     """
 
     kind: AnomalyKind
@@ -55,10 +59,10 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """How much shorter steps would be: ratios of times, 1.0 where nothing would be gained.
+    """How much shorter steps would be: ratios of step times, 1.0 where nothing would be gained.
 
-    `slowdown` is S = step time / ideal step time (Lin et al., OSDI 2025, eq. 1); the maps give S if
-    only that part had its real times and all others ideal ones.
+    `slowdown` is S = step time / ideal step time (Lin et al., OSDI 2025, eq. 1). The maps give S
+    with the real times of one part and ideal times of all others.
     """
 
     slowdown: float
@@ -66,14 +70,14 @@ class WhatIf:
     by_stage: Mapping[int, float] = field(default_factory=dict)
     by_op: Mapping[str, float] = field(default_factory=dict)
     by_rank: Mapping[int, float] = field(default_factory=dict)
-    worst_workers_share: float = 0.0  # M_W: of the loss, removed by mending the worst 3 % of ranks
-    last_stage_share: float = 0.0  # M_S: of the loss, removed by mending the last stage
+    worst_workers_share: float = 0.0  # M_W: of the loss, removed by fixing the worst 3 % of ranks
+    last_stage_share: float = 0.0  # M_S: of the loss, removed by fixing the last stage
     notes: tuple[str, ...] = ()  # steps that could not be replayed, and why
 
     def shares(self, parts: Mapping[K, float]) -> dict[K, float]:
-        """Of the loss, each part's own: (S of the part - 1) / (S - 1); {} where nothing is lost.
+        """Return each part's share of the loss: (S of the part - 1) / (S - 1); {} without any loss.
 
-        Parts overlap (a rank is of a stage), and hide each other: shares need not add up to 1.
+        Parts overlap (a rank belongs to a stage) and mask each other: shares need not sum to 1.
         """
         lost = self.slowdown - 1.0
         if lost <= NO_LOSS:
@@ -83,7 +87,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
-    """All that replay says of a trace; `what_if` is None where it has no timeline."""
+    """Result of the analysis of a trace. `what_if` is None if the trace has no timeline."""
 
     anomalies: tuple[Anomaly, ...]
     what_if: WhatIf | None
@@ -92,7 +96,10 @@ class TraceReport:
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """A finding, the step that showed that it was over (None: to the end), its log ratios."""
+    """A finding with the log ratios of its steps.
+
+    `over_step` is the step at which the detector closed it, None if it stayed open to the end.
+    """
 
     finding: Finding
     over_step: int | None = None
@@ -100,20 +107,20 @@ class Episode:
     ratios: list[float] = field(default_factory=list)
 
     def holds(self, step: int) -> bool:
-        """Was it open in this step?"""
+        """Return whether the finding was open in this step."""
         is_before_end = self.over_step is None or step <= self.over_step
         return self.finding.onset_step <= step and is_before_end
 
 
 def steps_of(table: OwnInputTable | OwnTransferTable) -> Iterator[tuple[int, Positions]]:
-    """Each step of the table with its rows, in order; rows by rank."""
+    """Yield each step of the table with the positions of its rows; steps and ranks ascend."""
     order = np.lexsort((table.rank, table.step))
     steps, first = np.unique(table.step[order], return_index=True)
     yield from zip(steps.tolist(), np.split(order, first[1:]), strict=True)
 
 
-def episodes_of(told: Sequence[Judgement]) -> list[Episode]:
-    """The findings of these steps, in the order they were found, without their ratios."""
+def episodes_of(judgements: Sequence[Judgement]) -> list[Episode]:
+    """Return the findings of these judgements in order of detection, without their log ratios."""
     episodes = list[Episode]()
     is_open: dict[int | None, Episode] = {}
 
@@ -121,7 +128,7 @@ def episodes_of(told: Sequence[Judgement]) -> list[Episode]:
         is_open[finding.rank] = Episode(finding=finding)
         episodes.append(is_open[finding.rank])
 
-    for judgement in told:
+    for judgement in judgements:
         for finding in judgement.findings:
             open_(finding)
         for rank in judgement.recovered:
@@ -136,9 +143,16 @@ def episodes_of(told: Sequence[Judgement]) -> list[Episode]:
 def anomaly_of(
     episode: Episode, kind: AnomalyKind, stage_of: Mapping[int, int], sigma: float
 ) -> Anomaly:
-    """Without the steps at the end in which it was over already, and not yet told.
+    """Return the anomaly of an episode, with the slowdown measured over all its steps.
 
-    sigma: of the log ratio of one step.
+    Steps at the end in which the rank had recovered, but the detector had not closed the finding
+    yet, are left out.
+
+    Args:
+        episode: with the log ratio of at least one step.
+        kind: of the anomaly.
+        stage_of: stage by rank.
+        sigma: standard deviation of the log ratio of one step.
     """
     finding, rank = episode.finding, episode.finding.rank
     assert episode.ratios, "a finding is of steps"

@@ -1,8 +1,8 @@
-"""Which link is slow: transfer times of groups beside their peers, and what the slow share. Pure.
+"""Finds slow links from transfer times of groups, and ranks that are late to collectives.
 
-A transfer's time counts from the latest start in its group, so that nobody's waiting is in it. One
-group tells only that one of its links is slow; several that are slow together, and those that are
-not, say which rank or node (group tomography; a healthy group clears its members).
+A transfer's time counts from the latest start in its group, so that it contains no waiting. One
+slow group shows only that one of its links is slow; the slow and the healthy groups together locate
+the rank or node (group tomography; a healthy group clears its members).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,23 +20,31 @@ from pacekeeper.predictor.stats.peers import medians_without_one
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 MIN_STEPS = 4
-MIN_PEER_GROUPS = 3  # of one size, to tell a slow group from a busy fabric
+MIN_PEER_GROUPS = 3  # of one size, to distinguish a slow group from a busy fabric
 MIN_SLOWDOWN = 1.2
 LEAST_SIGMA = 0.01
 OUTLYING = 6.0  # standard errors: groups are many, their noise is not normal
 PENALTY = 12.0  # of a change of level, in squared sigmas
-HEALTHY_SHARE = 0.25  # of a lone group's steps, or of a step's groups, is surely healthy
+HEALTHY_SHARE = 0.25  # of a lone group's steps, or of a step's groups: assumed healthy
 MIN_PEERS = 2
-LEAST_SHARE = 0.05  # of a step: lateness below it is not worth naming
-LEAST_SPREAD = 0.02  # of the peers' typical wait: clocks that agree perfectly are a small sample
+LEAST_SHARE = 0.05  # of a step: smaller lateness is not reported
+LEAST_SPREAD = 0.02  # of the peers' median wait: lower bound of their spread in small samples
 STEPS_THAT_AGREE = 0.8
-EXPLAINED = 0.5  # of the lateness, by longer compute: then the device is slow, else its host
+EXPLAINED = 0.5  # of the lateness: if longer compute explains it, COMPUTE, else HOST
 CERTAIN = 8  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowGroup:
-    """A group's slow stretch, in positions of the steps; log of how slow, and one sigma of it."""
+    """A slow stretch of a group.
+
+    Attributes:
+        group: its index.
+        begin: position of the first step.
+        end: position after the last step.
+        log_slowdown: log of its transfer times over the healthy ones.
+        error: one sigma of `log_slowdown`.
+    """
 
     group: int
     begin: int
@@ -46,7 +54,7 @@ class SlowGroup:
 
 
 def link_faults(trace: Trace) -> tuple[Anomaly, ...]:
-    """Slow links, the worst first; nothing where no transfer times are told."""
+    """Return slow links, the largest slowdown first; () without transfer times."""
     table = trace.transfers
     if table is None or len(table.step) == 0:
         return ()
@@ -66,10 +74,10 @@ def link_faults(trace: Trace) -> tuple[Anomaly, ...]:
 
 
 def _by_step(table: TransferTable, sizes: Sequence[int]) -> tuple[Positions, Array]:
-    """(steps, log(observed / usual) [steps, groups]), NaN where a group moved nothing.
+    """Return (steps, log(observed / usual) [steps, groups]), NaN where a group transferred nothing.
 
-    Usual: the median of transfers of as many bytes in groups of as many ranks; where there are
-    enough such groups, what all of them share in a step is taken out, too.
+    Usual is the median over transfers of equal size in groups of as many ranks. With enough such
+    groups, the part of a step that all of them share is subtracted.
     """
     steps, row = np.unique(table.step, return_inverse=True)
     size = np.array(sizes, dtype=np.intp)[table.group]
@@ -85,22 +93,22 @@ def _by_step(table: TransferTable, sizes: Sequence[int]) -> tuple[Positions, Arr
             residual[step, group] = np.median(over[own & (row == step)])
     for width in np.unique(np.array(sizes)):
         alike = np.flatnonzero(np.array(sizes) == width)
-        told = alike[np.isfinite(residual[:, alike]).any(axis=0)]
-        if len(told) >= MIN_PEER_GROUPS:
-            known = np.isfinite(residual[:, told]).any(axis=1)
+        present = alike[np.isfinite(residual[:, alike]).any(axis=0)]
+        if len(present) >= MIN_PEER_GROUPS:
+            known = np.isfinite(residual[:, present]).any(axis=1)
             # Not the median: one node of three is crossed by more than half of all pairs.
-            residual[np.ix_(known, told)] -= np.nanquantile(
-                residual[np.ix_(known, told)], HEALTHY_SHARE, axis=1, keepdims=True
+            residual[np.ix_(known, present)] -= np.nanquantile(
+                residual[np.ix_(known, present)], HEALTHY_SHARE, axis=1, keepdims=True
             )
     return steps, residual
 
 
 def _stretches(series: Array, group: int) -> list[SlowGroup]:
-    """Where this group stays clearly above its healthy pace."""
-    told = np.flatnonzero(np.isfinite(series))
-    if len(told) < MIN_STEPS:
+    """Return the stretches in which this group is clearly above its healthy level."""
+    present = np.flatnonzero(np.isfinite(series))
+    if len(present) < MIN_STEPS:
         return []
-    values = series[told]
+    values = series[present]
     sigma = max(LEAST_SIGMA, change_points.noise(values))
     found = change_points.levels(values, sigma=sigma, penalty=PENALTY)
     # Its peers' level where it has any (0 by construction); never above its own fastest quarter.
@@ -110,7 +118,7 @@ def _stretches(series: Array, group: int) -> list[SlowGroup]:
         error = sigma / sqrt(level.num_blocks)
         above = level.mean - healthy
         if above > max(log(MIN_SLOWDOWN), OUTLYING * error) and level.num_blocks > 1:
-            begin, end = int(told[level.begin]), int(told[level.end - 1]) + 1
+            begin, end = int(present[level.begin]), int(present[level.end - 1]) + 1
             slow.append(
                 SlowGroup(group=group, begin=begin, end=end, log_slowdown=above, error=error)
             )
@@ -122,7 +130,7 @@ def _anomaly(
 ) -> Anomaly:
     worst = max(together, key=lambda s: s.log_slowdown)
     begin, end = min(s.begin for s in together), max(s.end for s in together)
-    rank, words = _place(trace, {s.group for s in together}, healthy)
+    rank, words = _locate(trace, {s.group for s in together}, healthy)
     margin = 1.96 * worst.error
     slowdown = exp(worst.log_slowdown)
     return Anomaly(
@@ -140,8 +148,13 @@ def _anomaly(
     )
 
 
-def _place(trace: Trace, slow: Collection[int], healthy: Collection[int]) -> tuple[int | None, str]:
-    """The rank that all slow groups share and no healthy one has, else the node, else words."""
+def _locate(
+    trace: Trace, slow: Collection[int], healthy: Collection[int]
+) -> tuple[int | None, str]:
+    """Return the rank common to all slow groups and to no healthy one, with an explanation.
+
+    The rank is None if the slow groups have only a node in common, or nothing.
+    """
     members = [set(trace.groups[group]) for group in slow]
     cleared = set().union(*(trace.groups[group] for group in healthy)) if healthy else set()
     shared = set.intersection(*members)
@@ -165,20 +178,20 @@ def _place(trace: Trace, slow: Collection[int], healthy: Collection[int]) -> tup
 
 
 def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
-    """Ranks that are late in nearly every recorded step; nothing where waits are not told.
+    """Return the ranks that are late to collectives in nearly every step; () without waiting times.
 
-    HOST where the rank computes as fast as its peers and yet arrives late (input, launches, host);
-    COMPUTE where its compute is longer by about its lateness. The slowdown is of the whole step.
+    HOST: the rank computes as fast as its peers and still arrives late (input, launches, host).
+    COMPUTE: its compute is longer by about its lateness. The slowdown refers to the whole step.
     """
     if trace.waits is None or len(trace.workers) <= MIN_PEERS:
         return ()
-    steps, ranks, wait_s = _matrix(trace.waits)
+    steps, ranks, wait_s = _wait_matrix(trace.waits)
     if not len(steps) or wait_s.shape[1] <= MIN_PEERS:
         return ()
     compute_s = _compute_matrix(trace, steps, ranks)
     busy, waiting_s = _others_busy_s(compute_s), medians_without_one(wait_s)
     late_s = waiting_s - wait_s
-    is_late = late_s > _worth_naming_s(wait_s, waiting_s, busy)
+    is_late = late_s > _min_lateness_s(wait_s, waiting_s, busy)
     anomalies = []
     for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
         busy_s = busy[:, column]
@@ -208,20 +221,23 @@ def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
 
 
 def _others_busy_s(compute_s: Array) -> Array:
-    """Median compute of the others [steps, ranks]; 0 where one of them does not tell it."""
+    """Median compute seconds of the other ranks [steps, ranks]; 0 where one of them is unknown."""
     unknown = np.isnan(compute_s)
     others_unknown = unknown.sum(axis=1, keepdims=True) - unknown
     return np.where(others_unknown > 0, 0.0, medians_without_one(compute_s))
 
 
-def _worth_naming_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
-    """How much later than its peers a rank must come to be beyond them [steps, ranks].
+def _min_lateness_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
+    """Return the lateness that a rank must exceed to stand out from its peers [steps, ranks].
 
-    waiting_s, busy_s: medians of the others.
+    Args:
+        wait_s: [steps, ranks] time in collectives.
+        waiting_s: [steps, ranks] median of the other ranks.
+        busy_s: [steps, ranks] median compute of the other ranks.
     """
     spread = np.empty_like(wait_s)
     open_ = np.ones(wait_s.shape, dtype=np.bool_)
-    while open_.any():  # without one or the other, a step has three medians at most
+    while open_.any():  # leaving out one rank gives at most three different medians
         middle = np.where(open_, waiting_s, -np.inf).max(axis=1, keepdims=True)
         mine = open_ & (waiting_s == middle)
         spread[mine] = medians_without_one(np.abs(wait_s - middle))[mine]
@@ -231,8 +247,8 @@ def _worth_naming_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
     return worth
 
 
-def _matrix(table: WaitTable) -> tuple[Positions, Positions, Array]:
-    """(steps, ranks, waits [steps, ranks]) of the steps that all ranks told."""
+def _wait_matrix(table: WaitTable) -> tuple[Positions, Positions, Array]:
+    """Return (steps, ranks, waits [steps, ranks]) of the steps that all ranks recorded."""
     steps, at_step = np.unique(table.step, return_inverse=True)
     ranks, at_rank = np.unique(table.rank, return_inverse=True)
     wait_s = np.full((len(steps), len(ranks)), np.nan)

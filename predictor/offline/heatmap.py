@@ -1,7 +1,7 @@
-"""The residuals of a recorded run as a matrix, for eyes: steps by ranks. Pure.
+"""Heat map of the residuals of a recorded run: steps by ranks.
 
-Per step and rank: log of its compute time over what its stage's median says, after each step's
-and each rank's work was allowed for where it is told.
+A cell is the log of a rank's compute time relative to the median of its stage in that step, after
+division by the tokens if they are recorded.
 """
 
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.offline.trace import ComputeTable, Trace
 from pacekeeper.predictor.stats.robust import column_medians
 
-MIN_LIMIT = 0.05  # of the colours: smaller residuals than these are noise
+MIN_LIMIT = 0.05  # lower bound of the colour scale: smaller residuals are noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Heatmap:
-    """log_ratio [steps, ranks], NaN where a rank told nothing; `limit`: where colours end.
+    """log_ratio [steps, ranks], NaN where a rank has no time; colours saturate at +-`limit`.
 
-    A row or column may stand for several: steps and ranks name the first one of each.
+    A row or column may represent several: `steps` and `ranks` name the first one of each.
     """
 
     steps: tuple[int, ...]
@@ -31,7 +31,7 @@ class Heatmap:
 
 
 def heatmap_of(trace: Trace) -> Heatmap | None:
-    """None where no rank's compute time is told."""
+    """Return the heat map of a trace, None without compute times."""
     table = trace.compute
     if table is None or len(table.step) == 0:
         return None
@@ -39,7 +39,7 @@ def heatmap_of(trace: Trace) -> Heatmap | None:
     ranks, column = np.unique(table.rank, return_inverse=True)
     spent_s = np.zeros((len(steps), len(ranks)))
     np.add.at(spent_s, (row, column), table.compute_s)
-    tokens = _work(table, spent_s.shape, row, column)
+    tokens = _log_tokens(table, spent_s.shape, row, column)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_time = np.log(np.where(spent_s > 0.0, spent_s, np.nan)) - tokens
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
@@ -47,7 +47,7 @@ def heatmap_of(trace: Trace) -> Heatmap | None:
     residual = np.full_like(log_time, np.nan)
     for number in np.unique(stage):
         own = stage == number
-        # Each step beside its stage, then each rank as it is: a slow rank stays red throughout.
+        # Only the step's median is subtracted, no median per rank: a slow rank stays red.
         residual[:, own] = log_time[:, own] - _row_medians(log_time[:, own])
     largest = np.nanquantile(np.abs(residual), 0.995) if np.isfinite(residual).any() else 0.0
     return Heatmap(
@@ -59,8 +59,10 @@ def heatmap_of(trace: Trace) -> Heatmap | None:
 
 
 def reduced(heat: Heatmap, *, max_steps: int, max_ranks: int) -> Heatmap:
-    """The same with few enough cells to be seen: of neighbouring steps the median, of neighbouring
-    ranks then the one that is farthest from 0, so that one slow rank of many stays red.
+    """Downsample to at most `max_steps` by `max_ranks` cells.
+
+    Takes the median of adjacent steps, then of adjacent ranks the value farthest from 0, so that a
+    single slow rank stays visible.
     """
     per_step = -(-len(heat.steps) // max_steps)
     per_rank = -(-len(heat.ranks) // max_ranks)
@@ -87,8 +89,10 @@ def reduced(heat: Heatmap, *, max_steps: int, max_ranks: int) -> Heatmap:
     )
 
 
-def _work(table: ComputeTable, shape: tuple[int, ...], row: Positions, column: Positions) -> Array:
-    """Log of each rank's tokens in each step, 0 where they are not told."""
+def _log_tokens(
+    table: ComputeTable, shape: tuple[int, ...], row: Positions, column: Positions
+) -> Array:
+    """Log of the tokens of each rank and step, 0 where they are not recorded."""
     if not np.isfinite(table.tokens).all():
         return np.zeros(shape)
     tokens = np.zeros(shape)

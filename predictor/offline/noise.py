@@ -1,7 +1,8 @@
-"""How much do the log ratios of healthy ranks differ: from step to step, over long, between ranks?
+"""Noise of healthy log ratios: from step to step, of long means, and between ranks.
 
-Measured on the trace itself, from differences that a lasting fault hardly touches, and mixed with
-what everybody shows or what is known of healthy GPUs where there is little to measure. Pure.
+Estimated from the trace itself, from differences that a lasting fault hardly affects, and shrunk
+towards the pooled estimate of all ranks, or towards values of healthy GPUs, where there are few
+observations.
 """
 
 from dataclasses import dataclass, replace
@@ -15,28 +16,33 @@ from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.offline.residuals import Residuals
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, column_medians, robust_scale
 
-LEAST_NOISE = 0.001  # of a step: no clock is better
-LEAST_WANDER = 0.002  # repeated runs of healthy GPUs differ by sqrt(2) x this and more
-RANK_SPREAD = 0.02  # one sigma of the paces of healthy ranks, where the trace tells no better
+LEAST_NOISE = 0.001  # of a step: lower bound of clock noise
+LEAST_WANDER = 0.002  # repeated runs of healthy GPUs differ by at least sqrt(2) x this
+RANK_SPREAD = 0.02  # one sigma of the paces of healthy ranks, unless the trace measures it
 LEAST_SPREAD = 0.01
-# A scale by that quantile of absolute values: as precise as a standard deviation of so many fewer.
+# deviation.
 MEDIAN_EFFICIENCY = 0.37
 QUARTILE_EFFICIENCY = 0.6
-PRIOR_STRENGTH = 8.0  # as many observations as a common or assumed scale counts for
-MOST_OWN = 3.0  # times its peers' wander: what comes and goes is a fault, not wander
-LEAST_CHANGES = 10  # of a rank, for its own noise to count
+PRIOR_STRENGTH = 8.0  # weight of a pooled or assumed scale, in observations
+MOST_OWN = 3.0  # times its peers' wander: more is an intermittent fault, not wander
+LEAST_CHANGES = 10  # of a rank, for its own noise to be used
 LEAST_LOG_CHANCE = -600.0  # a float holds e to the -700
-LEAST_RANKS = 16  # whose maxima have quartiles to speak of
-LEAST_BLOCKS = 6  # means whose middle change no single fault can reach
+LEAST_RANKS = 16  # needed to estimate the quartiles of their maxima
+LEAST_BLOCKS = 6  # means: a single fault does not reach the median of their changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Noise:
-    """Scales of log ratios [ranks]: `fast` of one step, `wander` of long means, `spread` of ranks.
+    """Noise scales of log ratios, one sigma.
 
-    `measured`: `fast` before it was raised to what no clock betters.
-    `freedom`: degrees of, in what everybody's steps tell of the fast noise. Ranks of one `stage` do
-    the same work; `has_peers` [ranks]: somebody else does.
+    Attributes:
+        fast: [ranks] of one step.
+        measured: [ranks] `fast` before it was raised to the lower bound of clock noise.
+        wander: [ranks] of long means.
+        spread: of the levels of healthy ranks.
+        freedom: degrees of freedom of the pooled estimate of the fast noise.
+        stage: [ranks] ranks of one stage do the same work.
+        has_peers: [ranks] whether another rank does the same work.
     """
 
     fast: Array
@@ -48,7 +54,7 @@ class Noise:
     has_peers: Flags
 
     def of(self, ranks: Positions) -> "Noise":
-        """Of these ranks only."""
+        """Return the noise of these ranks only."""
         return replace(
             self,
             fast=self.fast[ranks],
@@ -60,7 +66,12 @@ class Noise:
 
 
 def noise_of(residuals: Residuals, stage: Positions) -> Noise:
-    """Measured from differences, which a single lasting fault in a rank hardly touches."""
+    """Estimate the noise from differences, which a single lasting fault in a rank hardly affects.
+
+    Args:
+        residuals: of the trace.
+        stage: [ranks].
+    """
     by_step = residuals.by_step
     measured = _fast_noise(residuals)
     fast = np.maximum(measured, LEAST_NOISE)
@@ -78,8 +89,11 @@ def noise_of(residuals: Residuals, stage: Positions) -> Noise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmLevels:
-    """That a stretch's `fast` noise and `slow` wander must exceed; `sure`: `fast`, were the noise
-    well known."""
+    """Alarm thresholds of a stretch of steps, in sigmas.
+
+    `fast` applies to the fast noise, `slow` to the wander; `sure` is `fast` if the fast noise were
+    known exactly.
+    """
 
     fast: float
     slow: float
@@ -87,10 +101,17 @@ class AlarmLevels:
 
 
 def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: float) -> AlarmLevels:
-    """Half of the false alarms each: over all stretches; over ranks and octaves of time.
+    """Return the alarm thresholds for a false-alarm budget (Bonferroni correction).
 
-    num_ranks: or of groups that may be looked at, as many as there can be; freedom: of the fast
-    noise, which a short trace tells badly (Student's t). Bonferroni.
+    Half of the budget is for fast noise, over all stretches and ranks; half for wander, over ranks
+    and octaves of time.
+
+    Args:
+        num_steps: of the trace.
+        num_ranks: of the trace, or the number of groups that can be tested.
+        false_alarms: expected number per trace of a healthy job.
+        freedom: degrees of freedom of the fast noise; a short trace estimates it poorly (Student's
+            t).
     """
     half = log(0.5 * false_alarms) - log(num_ranks)  # groups may be more than a float holds
     per_stretch = half - log(num_steps * (num_steps + 1) / 2)
@@ -102,12 +123,15 @@ def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: flo
 
 
 def _normal_beyond(log_chance: float) -> float:
-    """What a standard normal exceeds with this chance, given as its logarithm."""
+    """Upper quantile of the standard normal for a tail probability given as its logarithm."""
     return float(-ndtri_exp(min(log(0.5), log_chance)))
 
 
 def _t_beyond(log_chance: float, freedom: float) -> float:
-    """The same of Student's t; of chances that no float holds by its normal twin (Wallace 1959)."""
+    """Upper quantile of Student's t for a log tail probability.
+
+    Tails below float range are approximated from the normal (Wallace 1959).
+    """
     if log_chance > LEAST_LOG_CHANCE:
         return float(t.isf(min(0.5, exp(log_chance)), freedom))
     with np.errstate(over="ignore"):
@@ -115,14 +139,18 @@ def _t_beyond(log_chance: float, freedom: float) -> float:
 
 
 def needed_strength(highest: Array, false_alarms: float) -> float:
-    """What a stretch must exceed to accuse its rank, in the strength that normal noise asks for.
+    """Calibrate the strength that a stretch must exceed to accuse its rank; at least 1.0.
 
-    highest [ranks]: of each rank's strongest stretch. Heavy tails and noise that comes in bouts
-    bring healthy ranks further than the normal law says; how far is seen on the ranks themselves.
-    Squares of maxima have an exponential tail (Gumbel 1958), placed by their quartiles and followed
-    to `false_alarms` of all ranks together. Ranks beyond 1.0 are suspects and tell nothing; the
-    normal law counts for as much as PRIOR_STRENGTH ranks, and less than it never suffices: the
-    quartiles know nothing of single wild steps.
+    Strength 1.0 is the threshold under normal noise. Heavy tails and bursts of noise carry healthy
+    ranks further; how far is estimated from the ranks themselves. Squares of maxima have an
+    exponential tail (Gumbel 1958), which is located by their quartiles and extrapolated to
+    `false_alarms` over all ranks. Ranks beyond 1.0 are suspects and are left out. The normal
+    threshold has the weight of PRIOR_STRENGTH ranks and remains the minimum, because quartiles do
+    not reflect single outlying steps.
+
+    Args:
+        highest: [ranks] strength of each rank's strongest stretch.
+        false_alarms: expected number per trace of a healthy job.
     """
     squares = highest[np.isfinite(highest) & (highest < 1.0)] ** 2
     if len(squares) < LEAST_RANKS:
@@ -136,16 +164,17 @@ def needed_strength(highest: Array, false_alarms: float) -> float:
 
 
 def _fast_noise(residuals: Residuals) -> Array:
-    """One sigma of a rank's step: its own and everybody's, weighted by how much each is based on.
+    """One sigma of a rank's step: its own estimate and the pooled one, weighted by sample size.
 
-    By the middle of the changes between steps and by their tail: shared hosts have heavy ones.
+    The larger of two scales of the step-to-step changes, by their median and by their tail: noise
+    on shared hosts has heavy tails.
     """
     changes = np.diff(residuals.by_step, axis=0)
     typical = _scale_of_changes(changes)
-    if not np.isfinite(changes).any():  # a single step: its micro-batches have to do
+    if not np.isfinite(changes).any():  # a single step: only its micro-batches are there
         within = residuals.samples - column_medians(residuals.samples)
         typical = robust_scale(within) / sqrt(max(1.0, float(np.median(residuals.counts))))
-    common = np.maximum(typical, _scatter(residuals))
+    common = np.maximum(typical, _microbatch_error(residuals))
     own = _scales_of_changes(changes)
     weight = np.isfinite(changes).sum(axis=0)
     weight = np.where(weight >= LEAST_CHANGES, QUARTILE_EFFICIENCY * weight, 0.0)
@@ -156,16 +185,16 @@ def _fast_noise(residuals: Residuals) -> Array:
 
 
 def _freedom(residuals: Residuals) -> float:
-    """Degrees of it in what all ranks tell of the fast noise, from where `_fast_noise` has it."""
+    """Degrees of freedom of the pooled fast noise, from the same data as `_fast_noise`."""
     changes = np.isfinite(np.diff(residuals.by_step, axis=0)).sum()
     if changes:
         return QUARTILE_EFFICIENCY * float(changes)
-    told = np.isfinite(residuals.samples)
-    return MEDIAN_EFFICIENCY * float(told.sum() - told.any(axis=0).sum())
+    known = np.isfinite(residuals.samples)
+    return MEDIAN_EFFICIENCY * float(known.sum() - known.any(axis=0).sum())
 
 
-def _scatter(residuals: Residuals) -> Array:
-    """One sigma of a step by how far a rank's micro-batches are apart [ranks]; 0: not told."""
+def _microbatch_error(residuals: Residuals) -> Array:
+    """One sigma of a step from the scatter of the rank's micro-batches [ranks]; 0: unknown."""
     scatter = column_medians(np.where(residuals.errors > 0.0, residuals.errors, np.nan))
     known: Array = np.nan_to_num(scatter, nan=0.0)
     return known
@@ -182,7 +211,7 @@ def _scale_of_changes(changes: Array) -> float:
 
 
 def _scales_of_changes(changes: Array) -> Array:
-    """`_scale_of_changes` of each column; at once where nothing is missing."""
+    """`_scale_of_changes` of each column; vectorized where no value is missing."""
     if not changes.size or not np.isfinite(changes).all():
         return np.array([_scale_of_changes(column) for column in changes.T])
     shares = np.array([0.5, 0.75])
@@ -192,7 +221,7 @@ def _scales_of_changes(changes: Array) -> Array:
 
 
 def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
-    """What means over many steps still differ by, beyond the fast noise (Allan 1966)."""
+    """Standard deviation of long means beyond the fast noise, over octaves (Allan 1966) [ranks]."""
     wander = np.full(by_step.shape[1], LEAST_WANDER)
     length = 2
     while LEAST_BLOCKS * length <= len(by_step):
@@ -200,7 +229,7 @@ def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
         changes = np.diff(_block_means(by_step, blocks, length), axis=0)
         own = MAD_TO_SIGMA * np.nan_to_num(column_medians(np.abs(changes))) / sqrt(2.0)
         common = robust_scale(changes) / sqrt(2.0)
-        own = np.minimum(own, MOST_OWN * np.maximum(_of_peers(own, stage), LEAST_WANDER))
+        own = np.minimum(own, MOST_OWN * np.maximum(_peer_medians(own, stage), LEAST_WANDER))
         count = MEDIAN_EFFICIENCY * np.isfinite(changes).sum(axis=0)
         mixed = (PRIOR_STRENGTH * common**2 + count * own**2) / (PRIOR_STRENGTH + count)
         wander = np.maximum(wander, np.sqrt(np.maximum(mixed - fast**2 / length, 0.0)))
@@ -208,8 +237,8 @@ def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
     return wander
 
 
-def _of_peers(values: Array, stage: Positions) -> Array:
-    """Of each rank the median of its stage; of all where a stage has too few to have a middle."""
+def _peer_medians(values: Array, stage: Positions) -> Array:
+    """Median of each rank's stage [ranks]; of all ranks where the stage has fewer than three."""
     medians = np.full(len(values), np.median(values))
     for own in np.unique(stage):
         at = stage == own
@@ -227,7 +256,7 @@ def _block_means(by_step: Array, blocks: int, length: int) -> Array:
 
 
 def _spread(by_step: Array, stage: Positions) -> float:
-    """One sigma of the ranks' levels beside their peers'."""
+    """One sigma of the ranks' levels relative to the median of their stage."""
     levels = column_medians(by_step)
     apart = []
     for own in np.unique(stage):

@@ -1,7 +1,7 @@
-"""Why the slow ranks of a recorded run were slow: the rules of live jobs on what was sampled. Pure.
+"""Applies the rules of live jobs to a recorded run: causes, late inputs, slow links.
 
-The onset is the end of the step before the first slow one, on each node's own clock. As live, a
-cause is looked for from a minute before it to a minute and a half after it.
+The onset is the end of the step before the first slow one, on each node's own clock. As in live
+jobs, samples count from a minute before the onset to a minute and a half after it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +39,9 @@ LOOK_AGAIN_S = 90.0  # after the onset
 
 
 def with_causes(trace: Trace, anomalies: Sequence[Anomaly]) -> tuple[Anomaly, ...]:
-    """The troubles, those of single ranks with their cause in words; all as they are where the
-    source tells nothing of threads, devices and hosts.
+    """Attach a cause to the anomalies of single ranks.
+
+    The others remain unchanged, and so do all if the source has no thread times.
     """
     if trace.threads is None:
         return tuple(anomalies)
@@ -79,13 +80,15 @@ def _cause(
     nodes: dict[str, NodeWindow] = {}
     for samples in trace.samples:
         own = np.isin(table.rank, [rank for rank in involved if seats[rank].node == samples.node])
-        window = _window(samples, table, own, during, anomaly.first_step)
+        window = _node_window(samples, table, own, during, anomaly.first_step)
         if window is not None:
             nodes[samples.node] = window
             recent = table.ended_s <= window.onset_s + LOOK_AGAIN_S
             during = during & (~own | recent | ~np.isfinite(table.ended_s))
     threads = {
-        rank: time for rank in involved if (time := _thread(table, during & (table.rank == rank)))
+        rank: time
+        for rank in involved
+        if (time := _thread_time(table, during & (table.rank == rank)))
     }
     symptoms = symptoms_of(
         anomaly.rank, peers, seats=seats, nodes=nodes, threads=threads, slowdown=anomaly.slowdown
@@ -95,21 +98,21 @@ def _cause(
 
 
 def _overlap(one: Anomaly, other: Anomaly) -> bool:
-    """In time; a trouble without a last step lasts."""
+    """Return whether two anomalies overlap in time; one without a last step lasts to the end."""
     ends = [np.inf if t.last_step is None else t.last_step for t in (one, other)]
     return bool(one.first_step <= ends[1] and other.first_step <= ends[0])
 
 
-def _window(
+def _node_window(
     samples: NodeSamples, table: ThreadTable, own: Flags, during: Flags, first_step: int
 ) -> NodeWindow | None:
-    """The node's samples around the onset; None where no rank told the time of its steps there."""
+    """The node's samples around the onset; None if no rank recorded the end of its steps there."""
     before = own & (table.step < first_step) & np.isfinite(table.ended_s)
     after = own & during & np.isfinite(table.ended_s)
     if before.any():
         onset_s = float(table.ended_s[before].max())
     elif after.any():
-        onset_s = float(table.ended_s[after].min())  # slow from the first step told
+        onset_s = float(table.ended_s[after].min())  # slow from the first recorded step
     else:
         return None
     ended_s = float(table.ended_s[after].max()) if after.any() else onset_s
@@ -129,8 +132,8 @@ def _window(
     )
 
 
-def _thread(table: ThreadTable, rows: Flags) -> ThreadTime | None:
-    """Where a rank's thread spent these steps, all together; what a step does not tell is None."""
+def _thread_time(table: ThreadTable, rows: Flags) -> ThreadTime | None:
+    """Sums over a rank's steps of its thread's times; None for a time that a step lacks."""
     if not rows.any():
         return None
     sums = [float(column[rows].sum()) for column in (table.run_queue_s, table.stall_s)]
@@ -141,30 +144,30 @@ def _thread(table: ThreadTable, rows: Flags) -> ThreadTime | None:
 
 
 def slow_inputs(trace: Trace) -> tuple[Anomaly, ...]:
-    """Ranks whose input was late, and when that of all was, in the order they were found.
+    """Return ranks with late input, and stretches in which all inputs were late, as detected.
 
-    () where no rank tells how long it waited. Steps that a rank does not tell it of are passed
-    over, as live.
+    () if no rank reports input waits. As in live jobs, a step in which a rank does not report its
+    wait is skipped.
     """
     table = trace.own_inputs
     if table is None:
         return ()
     config = DetectorConfig()
-    inputs, told = _played(config, trace, table)
-    episodes = episodes_of(told)
+    inputs, judgements = _run_input_detector(config, trace, table)
+    episodes = episodes_of(judgements)
     if not episodes:
         return ()
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
     sigma = sigma_of(config, inputs.evidence)
     for episode in episodes:
-        _measure(episode, told)
+        _record_input_ratios(episode, judgements)
     return tuple(anomaly_of(one, AnomalyKind.HOST, stage_of, sigma) for one in episodes)
 
 
-def _played(
+def _run_input_detector(
     config: DetectorConfig, trace: Trace, table: OwnInputTable
 ) -> tuple[Inputs, list[Judgement]]:
-    inputs, told = Inputs(), list[Judgement]()
+    inputs, judgements = Inputs(), list[Judgement]()
     for step, rows in steps_of(table):
         inputs, judgement = update_inputs(
             config,
@@ -176,16 +179,18 @@ def _played(
             input_s=table.input_s[rows],
         )
         if judgement is not None:
-            told.append(judgement)
-    return inputs, told
+            judgements.append(judgement)
+    return inputs, judgements
 
 
-def _measure(episode: Episode, told: list[Judgement]) -> None:
-    """Log of what steps would take by the rank's wait, beside that of its median peer; of all ranks
-    together beside what it was before.
+def _record_input_ratios(episode: Episode, judgements: list[Judgement]) -> None:
+    """Record the log ratios of an episode's steps.
+
+    For a rank: the step time implied by its wait over that implied by the others' median wait. For
+    all ranks together: the median over its level before the onset.
     """
     rank, before = episode.finding.rank, [0.0]
-    for judgement in told:
+    for judgement in judgements:
         waits = np.log(judgement.observed_s)
         if rank is None:
             level = float(np.median(waits))
@@ -204,35 +209,36 @@ def _measure(episode: Episode, told: list[Judgement]) -> None:
 
 
 def slow_links(trace: Trace) -> tuple[Anomaly, ...]:
-    """Links of ranks that were slow, in the order they were found; () where no rank tells its
-    transfers. Steps in which a rank does not tell them are passed over, as live.
+    """Return ranks with slow links, in order of detection; () without transfer times per rank.
+
+    As in live jobs, a step in which a rank does not report its transfers is skipped.
     """
     config = DetectorConfig()
     table = trace.own_transfers
     if table is None:
         return ()
     node_of = {worker.rank: worker.node for worker in trace.workers}
-    evidence, episodes = _play_links(config, trace, table, node_of)
+    evidence, episodes = _run_link_detector(config, trace, table, node_of)
     if not episodes:
         return ()
-    _measure_links(evidence, _samples(trace, table), episodes)
+    _record_link_ratios(evidence, _transfer_samples(trace, table), episodes)
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
     sigma = sigma_of(config, evidence)
     return tuple(anomaly_of(episode, AnomalyKind.LINK, stage_of, sigma) for episode in episodes)
 
 
-def _play_links(
+def _run_link_detector(
     config: DetectorConfig, trace: Trace, table: OwnTransferTable, node_of: Mapping[int, str]
 ) -> tuple[Evidence, list[Episode]]:
-    evidence, told = begin(), list[Judgement]()
-    for sample in _samples(trace, table):
+    evidence, judgements = begin(), list[Judgement]()
+    for sample in _transfer_samples(trace, table):
         evidence, judgement = update_links(config, evidence, sample, node_of)
-        told.append(judgement)
-    return evidence, episodes_of(told)
+        judgements.append(judgement)
+    return evidence, episodes_of(judgements)
 
 
-def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
-    """The steps in which all ranks that ended them tell their transfers, in order."""
+def _transfer_samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
+    """Yield the transfers of the steps in which all ranks that finished them reported theirs."""
     for step, rows in steps_of(table):
         sample = transfer_sample(
             step,
@@ -245,12 +251,13 @@ def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
             yield sample
 
 
-def _measure_links(
+def _record_link_ratios(
     evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[Episode]
 ) -> None:
-    """Put each rank's log ratios beside its healthy peers into its episodes.
+    """Record the log ratios of the episodes' steps.
 
-    Those of all ranks together are beside what they were in health.
+    For a rank: relative to its healthy peers. For all ranks together: relative to their healthy
+    level.
     """
     model, charts = model_of(evidence), evidence.charts
     own_pace = dict(zip(charts.ranks, charts.baseline.tolist(), strict=True))

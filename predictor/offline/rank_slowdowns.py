@@ -1,9 +1,10 @@
-"""Which ranks of a recorded run computed slowly, since when, by how much, and why we say so. Pure.
+"""Finds the slow ranks of a recorded run: since when, by how much, with the reason.
 
-The strongest shift is named, taken out of the record, and the rest is looked at again: a slow rank
-must not make those look odd that are compared with it. Work accuses nobody, nor does a slowdown
-that all ranks share, nor a single wild sample, nor the level at which a rank settles in a new
-layout: each layout is judged by itself, and only who was slow at the end of one goes on being so.
+The strongest shift is reported and subtracted from the record, then the rest is searched again,
+because a slow rank distorts the reference of its peers. Residuals exclude the effect of work; a
+slowdown that all ranks share, a single outlier, or the level at which a rank settles in a new
+layout is no fault. Each layout is judged separately; a shift extends into the next layout only if
+it lasted to the end of the previous one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,29 +27,36 @@ FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
 MIN_SLOWDOWN = 1.01
 TWO_SIDED = 1.96  # sigmas of a 95 % interval
 CLEAR = 1.5  # times the evidence needed: enough to be confirmed where peers contradict
-GOES_ON = 0.5  # of a slowdown in the next layout: it did not end with the last one
+GOES_ON = 0.5  # of the slowdown: at least this much in the next layout, to count as the same one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _View:
-    """One kind of residuals of one layout, and how they vary."""
+    """Residuals of one kind in one layout, with their noise."""
 
     residuals: Residuals
     noise: Noise
 
 
-_Views = Mapping[tuple[int, int], tuple[_View, ...]]  # of each layout: all computing, each kind
+_Views = Mapping[tuple[int, int], tuple[_View, ...]]  # by layout: all compute, then each kind
 
 
 def rank_faults(
     trace: Trace, *, false_alarms: float = FALSE_ALARMS, min_slowdown: float = MIN_SLOWDOWN
 ) -> tuple[Anomaly, ...]:
-    """The slow ranks of a trace, those that lost most first; () where it tells no compute times.
+    """Return the slow ranks of a trace, the largest slowdown first; () without compute times.
 
-    A rank may be found by one kind of pass alone; the slowdown is then of that, as the reason says.
+    A rank may be slow in one kind of pass only; the slowdown then refers to that kind, which the
+    reason names.
 
-    false_alarms: expected number of wrong findings per trace if nothing is wrong. Raises ValueError
-    where the compute table holds no usable time of a known rank.
+    Args:
+        trace: the run.
+        false_alarms: expected number of false findings per trace of a healthy job, between 0 and 1.
+        min_slowdown: smaller slowdowns are not reported; at least 1.
+
+    Raises:
+        ValueError: an argument is out of range, or the compute table has no usable time of a known
+            rank.
     """
     if not 0.0 < false_alarms < 1.0:
         raise ValueError(f"false_alarms must be between 0 and 1, not {false_alarms}")
@@ -62,7 +70,7 @@ def rank_faults(
     for _ in range(2 * len(times.ranks) * len(times.layouts)):
         kinds = residuals_of(times, known)
         views = {span: tuple(_view(times, kind, *span) for kind in kinds) for span in times.layouts}
-        # A slower device is slow in the kind that takes longest; it alone says enough.
+        # A slower device is slow in the longest kind of pass: the other kinds are not judged.
         num_judged = len(kinds[:2])
         shifts = [
             replace(shift, first=shift.first + begin, end=shift.end + begin)
@@ -78,9 +86,9 @@ def rank_faults(
         if not shifts:
             break
         taken = list[Shift]()
-        for shift in sorted(_independent(times, shifts), key=lambda one: one.first):
+        for shift in sorted(_strongest_per_pipeline(times, shifts), key=lambda one: one.first):
             if not any(part.rank == shift.rank and shift.first < part.end for part in taken):
-                taken += _taken_out(times, views, shift, known)
+                taken += _subtract(times, views, shift, known)
         found += taken
     merged = _merged(times, found)
     anomalies = [_anomaly(trace, times, shift, merged) for shift in merged]
@@ -92,12 +100,13 @@ def _view(times: TraceTimes, kind: Residuals, begin: int, end: int) -> _View:
     return _View(residuals=residuals, noise=noise_of(residuals, times.stage))
 
 
-def _independent(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
-    """The strongest of each data-parallel rank in a layout: its stages are compared with one
-    another.
+def _strongest_per_pipeline(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
+    """Keep the strongest shift of each data-parallel rank in a layout.
 
-    A rank that was slow from the start and recovered makes its mirror image look slowed: it goes
-    first. All computing of a rank goes before one kind of it: it says what the rank loses.
+    The stages of a data-parallel rank serve each other as reference, so one shift can cause others.
+    Shifts from the beginning of a layout take precedence: when a rank that was slow from the start
+    recovers, the ranks compared with it seem to slow down. A shift of all compute takes precedence
+    over one of a single kind, because it measures the rank's whole loss.
     """
     starts = {begin for begin, _ in times.layouts}
     whole = {shift.rank for shift in shifts if shift.chunk is None}
@@ -109,13 +118,13 @@ def _independent(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
     return list(best.values())
 
 
-def _taken_out(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> list[Shift]:
-    """The shift and how it goes on in later layouts.
+def _subtract(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> list[Shift]:
+    """Subtract a shift and its continuations in later layouts, and return them.
 
-    `known` [steps, columns] grows by all that they lost, step by step: what is left of an uneven
-    fault would accuse its partners.
+    Adds the measured loss of each step to `known` [steps, columns]: what remained of an uneven
+    fault would accuse the ranks compared with it.
     """
-    parts = [shift, *_going_on(times, views, shift)]
+    parts = [shift, *_continuations(times, views, shift)]
     for part in parts:
         begin, end = next(one for one in times.layouts if one[0] <= part.first < one[1])
         there = replace(part, first=part.first - begin, end=part.end - begin)
@@ -128,8 +137,8 @@ def _taken_out(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> 
     return parts
 
 
-def _going_on(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift]:
-    """The same slowdown at the beginning of later layouts, as long as it lasts without a break."""
+def _continuations(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift]:
+    """Return the continuations of a shift at the start of later layouts, until the first gap."""
     parts = list[Shift]()
     ends = [end for _, end in times.layouts]
     for begin, end in times.layouts:
@@ -149,8 +158,9 @@ def _going_on(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift]:
 
 
 def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
-    """Stretches of one rank that touch are one finding, at their mean level; the mixed step
-    between two layouts parts nothing.
+    """Merge adjacent shifts of one rank, at their mean level.
+
+    The mixed step between two layouts does not separate them.
     """
     starts = {begin for begin, _ in times.layouts}
     merged: list[Shift] = []
@@ -174,7 +184,7 @@ def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
 
 
 def _mean_slowdown(one: Shift, other: Shift, end: int) -> float:
-    """Over the steps from the first of `one` to `end`; where both hold, they add up."""
+    """Mean from the first step of `one` to `end`; where both shifts apply, they add up."""
     steps = sum(shift.log_slowdown * (shift.end - shift.first) for shift in (one, other))
     return steps / (end - one.first)
 
@@ -190,7 +200,7 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
     witnesses = int((times.stage == stage).sum()) - sum(times.stage[i] == stage for i in slow)
     first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
     lasts = shift.end == len(times.steps)
-    beside = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
+    others = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
     return Anomaly(
         kind=AnomalyKind.COMPUTE,
         rank=rank,
@@ -203,14 +213,15 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
         tier=_tier(shift, witnesses),
         reason=(
             f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
-            f"{_part(shift)}for x{value:.3f} of the time that its work explains "
-            f"(95 %: {low:.3f} to {high:.3f}), {_when(times, shift)}; "
-            f"{_company(trace, times, shift)}{beside}; {shift.strength:.1f} x the evidence needed"
+            f"{_describe_chunk(shift)}for x{value:.3f} of the time that its work explains "
+            f"(95 %: {low:.3f} to {high:.3f}), {_describe_period(times, shift)}; "
+            f"{_describe_group(trace, times, shift)}{others}; "
+            f"{shift.strength:.1f} x the evidence needed"
         ),
     )
 
 
-def _when(times: TraceTimes, shift: Shift) -> str:
+def _describe_period(times: TraceTimes, shift: Shift) -> str:
     first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
     if shift.first == 0:
         since = f"from the first recorded step, {first}"
@@ -225,8 +236,8 @@ def _when(times: TraceTimes, shift: Shift) -> str:
     return f"{since}, to step {last}, and recovered"
 
 
-def _company(trace: Trace, times: TraceTimes, shift: Shift) -> str:
-    """Who slowed together with the rank, and what they have in common."""
+def _describe_group(trace: Trace, times: TraceTimes, shift: Shift) -> str:
+    """Name the ranks that slowed down together with this one, and the node if they share it."""
     if not shift.company:
         return ""
     ranks = [times.ranks[at] for at in shift.company]
@@ -240,14 +251,18 @@ def _company(trace: Trace, times: TraceTimes, shift: Shift) -> str:
     return text + "; "
 
 
-def _part(shift: Shift) -> str:
+def _describe_chunk(shift: Shift) -> str:
     if shift.chunk is None:
         return ""
     return f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
 
 
 def _tier(shift: Shift, witnesses: int) -> Tier:
-    """Confirmed: peers contradict it clearly. Suspected: no past of its own and too few peers."""
+    """Return the tier of a shift.
+
+    CONFIRMED: enough peers contradict it clearly. SUSPECTED: too few peers and no past of its own.
+    PROBABLE: otherwise.
+    """
     if witnesses >= MIN_PEERS:
         return Tier.CONFIRMED if shift.strength >= CLEAR else Tier.PROBABLE
     return Tier.PROBABLE if shift.num_before else Tier.SUSPECTED

@@ -1,9 +1,10 @@
-"""How much longer than its work explains did each rank compute in each step of a trace? Pure.
+"""Residuals of a recorded run: log(observed / expected compute time) of each rank and step.
 
-What a micro-batch costs is told by the same micro-batch on the other stages of the same
-data-parallel rank (same documents), by tokens, sum(len^2) and expert rows where known, and by the
-peers of the same stage. How far each is to be believed is fitted to changes within a step (between
-steps where only sums are told): a fault does not change there, so it can not teach the model.
+The expected time of a micro-batch is regressed on the time of the same micro-batch on the other
+stages of the same data-parallel rank (same documents), on tokens, sum(len^2) and expert rows where
+recorded; what the peers of the stage share is subtracted. All slopes are fitted to changes within a
+step (between steps where only sums are recorded): a lasting fault cancels out of these and cannot
+bias the model.
 """
 
 from collections.abc import Collection
@@ -18,21 +19,30 @@ from pacekeeper.predictor.stats.peers import medians_without_one
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, column_medians, robust_scale
 from pacekeeper.predictor.stats.robust_regression import shared_slope, work_slopes
 
-KNOWN_SHARE = 0.5  # a source that lacks more of a role's rows than the rest is not used
-LEAST_EXPLAINED = 0.05  # of the typical time: work never seen before costs something
-LEAST_SCATTER = 4  # micro-batches that can tell their own scatter
-CLIP = 2.0  # sigmas: what one micro-batch may add to the mean of its step (Huber)
+KNOWN_SHARE = 0.5  # of a role's rows: a regressor that is known for fewer is not used
+LEAST_EXPLAINED = 0.05  # of the typical time: lower bound of the expected time
+LEAST_SCATTER = 4  # micro-batches needed to estimate their scatter
+CLIP = 2.0  # sigmas: limit of one micro-batch's deviation in the mean of its step (Huber)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceTimes:
-    """Log seconds in a table [times, columns], NaN where nothing was recorded.
+    """Log compute seconds as a table [times, columns], NaN where nothing was recorded.
 
-    A time is one (step, micro-batch), a column one (rank, chunk, model chunk); `step_of`: position
-    in `steps` of each time; `rank_of`: position in `ranks` of each column; `role_of`: columns of
-    one role (stage, chunk, model chunk) do the same kind of work. `work` [regressors, times,
-    columns]: log of what is known of the work. `layouts`: first and end position of the steps
-    of each layout that can be judged; the first step of a new one is a mixture and in none.
+    A time is one (step, micro-batch), a column one (rank, chunk, model chunk).
+
+    Attributes:
+        steps: [steps] step numbers, ascending.
+        stage: [ranks].
+        dp: [ranks] data-parallel rank.
+        step_of: [times] position in `steps`.
+        rank_of: [columns] position in `ranks`.
+        chunk_of: [columns] value of `Chunk`.
+        role_of: [columns] columns of one role (stage, chunk, model chunk) do the same kind of work.
+        log_s: [times, columns] log seconds.
+        work: [regressors, times, columns] logs of the recorded work.
+        layouts: first and end position of each layout's steps; the first step after a change of
+            layout mixes two layouts and belongs to none.
     """
 
     steps: Positions
@@ -49,19 +59,24 @@ class TraceTimes:
 
     @property
     def is_split(self) -> bool:
-        """Are single micro-batches told, not only sums per step?"""
+        """Whether single micro-batches are recorded, not only sums per step."""
         return len(self.step_of) > len(self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residuals:
-    """log(observed / expected) of each rank; 0 is the middle of the peers of its stage.
+    """log(observed / expected) of each rank, relative to the median rank of its stage.
 
-    `columns`: of TraceTimes, what was summed. `chunk`: the only kind of chunk in it, None: all.
-    `samples` [times, ranks]: of each micro-batch; `by_step` [steps, ranks]: robust
-    means of those, `counts` how many and `errors` one sigma by how far they are apart, 0 where they
-    are too few to tell; `shared`: what was taken off because peers had it, too. `step_of` as in
-    TraceTimes.
+    Attributes:
+        columns: columns of TraceTimes that are summed.
+        chunk: the only kind of chunk in `columns`; None: all.
+        step_of: [times] as in TraceTimes.
+        samples: [times, ranks] residual of each micro-batch.
+        by_step: [steps, ranks] robust mean of the samples of a step.
+        counts: [steps, ranks] number of samples.
+        errors: [steps, ranks] standard error of `by_step` from the scatter of the samples; 0 where
+            they are too few.
+        shared: [steps, ranks] common part of the peers, already subtracted.
     """
 
     columns: Positions
@@ -74,10 +89,16 @@ class Residuals:
     shared: Array
 
     def within(self, first: int, end: int, stage: Positions) -> "Residuals":
-        """Of the steps at the positions first to end only, which are counted from 0 then.
+        """Return the residuals of the steps from position `first` to `end` (exclusive) only.
 
-        0 is the middle of a stage's ranks in these steps: another layout is another mixture of
-        work, of which the model knows less. stage [ranks].
+        Steps are renumbered from 0. The residuals are centred again on the median rank of each
+        stage in these steps: another layout has another mixture of work, which the model fits less
+        well.
+
+        Args:
+            first: position of the first step.
+            end: position after the last step.
+            stage: [ranks].
         """
         if (first, end) == (0, len(self.by_step)):
             return self
@@ -99,14 +120,18 @@ class Residuals:
 
 
 def usable_rows(table: ComputeTable, ranks: Collection[int]) -> Flags:
-    """Which rows [rows] hold a time of one of these ranks."""
+    """Return which rows [rows] hold a positive, finite time of one of these ranks."""
     with np.errstate(invalid="ignore"):
         usable = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
     return np.asarray(usable & np.isin(table.rank, list(ranks)))
 
 
 def times_of(trace: Trace) -> TraceTimes:
-    """The compute rows of a trace as a table. Raises ValueError where it has no usable one."""
+    """Arrange the compute rows of a trace as a table.
+
+    Raises:
+        ValueError: the trace has no usable compute time of a known rank.
+    """
     table = trace.compute
     if table is None:
         raise ValueError(f"{trace.name}: tells no compute times")
@@ -141,7 +166,10 @@ def times_of(trace: Trace) -> TraceTimes:
 
 
 def layouts_of(trace: Trace, steps: Positions) -> tuple[tuple[int, int], ...]:
-    """First and end position in `steps` (ascending) of each layout; its first step is in none."""
+    """Return the first and end position in `steps` (ascending) of each layout.
+
+    The first step after a change of layout belongs to none.
+    """
     table = trace.layouts
     if table is None or not len(table.step):
         return ((0, len(steps)),)
@@ -153,20 +181,24 @@ def layouts_of(trace: Trace, steps: Positions) -> tuple[tuple[int, int], ...]:
 
 
 def residuals_of(times: TraceTimes, known: Array) -> tuple[Residuals, ...]:
-    """What the work does not explain: of all computing and, where a trace tells several kinds of
-    chunk, of the kind that takes longest and of the others.
+    """Compute the residuals of all compute and, if there are several kinds of chunk, of each kind.
 
-    Why apart: a power cap slows backward passes up to four times as much as forward ones, and short
-    ones are noisier. known [steps, columns]: log slowdowns that are already found; they are taken
-    out, so that a slow rank misleads nobody who is compared with it.
+    The kinds follow in order of total time, the longest first. They are judged separately because a
+    power cap slows backward passes up to four times as much as forward passes, and short passes are
+    noisier.
+
+    Args:
+        times: of the trace.
+        known: [steps, columns] log slowdowns already found; they are subtracted, so that a slow
+            rank does not bias the reference of its peers.
     """
     log_s = times.log_s - known[times.step_of]
     unexplained = np.full_like(log_s, np.nan)
     for role in np.unique(times.role_of):
         at = np.flatnonzero(times.role_of == role)
-        sources = _sources(times, log_s, at)
-        rest = _without(times, log_s[:, at], sources)
-        unexplained[:, at] = rest - _middle(rest)
+        sources = _regressors(times, log_s, at)
+        rest = _subtract_explained(times, log_s[:, at], sources)
+        unexplained[:, at] = rest - _median_level(rest)
     observed_s, expected_s = np.exp(log_s), np.exp(log_s - unexplained)
     chunks = np.unique(times.chunk_of)
     kinds: list[int | None] = [None]
@@ -181,9 +213,9 @@ def _residuals(
 ) -> Residuals:
     every = np.ones(len(times.chunk_of), dtype=np.bool_)
     columns = np.flatnonzero(every if chunk is None else times.chunk_of == chunk)
-    samples = _by_rank(times, columns, observed_s, expected_s)
+    samples = _sample_log_ratios(times, columns, observed_s, expected_s)
     by_step, counts, errors = _step_means(times, samples)
-    shared = _shared_by_stage(times, by_step)
+    shared = _common_by_stage(times, by_step)
     return Residuals(
         columns=columns,
         chunk=chunk,
@@ -207,32 +239,34 @@ def _known_work(
     return work
 
 
-def _middle(values: Array) -> float:
-    """Of a role's table [times, ranks]: the median of the ranks' medians; a rank counts once."""
+def _median_level(values: Array) -> float:
+    """Median over ranks of each rank's median over time; table [times, ranks] of one role."""
     with np.errstate(invalid="ignore"):
         medians = column_medians(values)
     return float(np.median(medians[np.isfinite(medians)])) if np.isfinite(medians).any() else 0.0
 
 
-def _sources(times: TraceTimes, log_s: Array, at: Positions) -> list[Array]:
-    """What tells the cost of a role's rows: tables [times, ranks of the role], typically 1."""
+def _regressors(times: TraceTimes, log_s: Array, at: Positions) -> list[Array]:
+    """Regressors of a role's times: tables [times, ranks of the role], scaled to a median of 1."""
     found = [values[:, at] for values in times.work]
     if times.is_split or len(np.unique(times.dp)) > 1:
-        # Where one pipeline tells sums only, a slow majority could not be told from its work.
-        found += [_elsewhere(times, log_s, at, chunk) for chunk in np.unique(times.chunk_of)]
+        # With one pipeline and sums only, a slow majority would be indistinguishable from work.
+        found += [
+            _time_on_other_stages(times, log_s, at, chunk) for chunk in np.unique(times.chunk_of)
+        ]
     known = [values for values in found if np.isfinite(values).mean() >= KNOWN_SHARE]
-    return [np.exp(values - _middle(values)) for values in known]
+    return [np.exp(values - _median_level(values)) for values in known]
 
 
-def _elsewhere(times: TraceTimes, log_s: Array, at: Positions, chunk: int) -> Array:
-    """The same micro-batch on the other stages of the same data-parallel rank: median, log."""
+def _time_on_other_stages(times: TraceTimes, log_s: Array, at: Positions, chunk: int) -> Array:
+    """Median log time of the same micro-batch on the other stages of its data-parallel rank."""
     table = np.full((len(log_s), len(at)), np.nan)
     stage, dp = times.stage[times.rank_of], times.dp[times.rank_of]
     centred = np.full_like(log_s, np.nan)
     others = np.flatnonzero((times.chunk_of == chunk) & (stage != stage[at[0]]))
     for role in np.unique(times.role_of[others]):
         columns = others[times.role_of[others] == role]
-        centred[:, columns] = log_s[:, columns] - _middle(log_s[:, columns])
+        centred[:, columns] = log_s[:, columns] - _median_level(log_s[:, columns])
     others = others[np.argsort(dp[others], kind="stable")]
     begin, end = (np.searchsorted(dp[others], dp[at], side=side) for side in ("left", "right"))
     for count in np.unique(end - begin):
@@ -243,19 +277,19 @@ def _elsewhere(times: TraceTimes, log_s: Array, at: Positions, chunk: int) -> Ar
     return table
 
 
-def _without(times: TraceTimes, log_s: Array, sources: list[Array]) -> Array:
-    """A role's log table [times, ranks] less what its sources explain; slopes common to all ranks.
+def _subtract_explained(times: TraceTimes, log_s: Array, sources: list[Array]) -> Array:
+    """Subtract from a role's log times [times, ranks] what the regressors explain.
 
-    Seconds are linear in what causes them (tokens, sum(len^2)) and so in the seconds that another
-    stage needs for the same work; errors are relative.
+    The slopes are common to all ranks. Seconds are linear in their causes (tokens, sum(len^2)), and
+    therefore in the seconds of another stage for the same work; errors are relative.
     """
     if not sources:
         return log_s
-    relative = np.exp(log_s - _middle(log_s))
+    relative = np.exp(log_s - _median_level(log_s))
     usable = np.isfinite(relative) & np.all([np.isfinite(values) for values in sources], axis=0)
     tables = [np.where(usable, values, np.nan) for values in (relative, *sources)]
-    changes = [_changes(times, table).reshape(-1) for table in tables]
-    size = _sizes(times, tables[0]).reshape(-1)
+    changes = [_transient_changes(times, table).reshape(-1) for table in tables]
+    size = _change_scales(times, tables[0]).reshape(-1)
     kept = np.isfinite(changes[0])
     columns = np.stack(changes[1:], axis=1)[kept] / size[kept, None]
     slopes = work_slopes(columns, changes[0][kept] / size[kept])
@@ -263,13 +297,13 @@ def _without(times: TraceTimes, log_s: Array, sources: list[Array]) -> Array:
     return log_s - np.log(np.maximum(explained, LEAST_EXPLAINED))
 
 
-def _sizes(times: TraceTimes, relative: Array) -> Array:
-    """Of the rows that `_changes` makes: what their errors are relative to."""
+def _change_scales(times: TraceTimes, relative: Array) -> Array:
+    """Magnitudes of the rows of `_transient_changes`, to which their errors are relative."""
     return relative if times.is_split else 0.5 * (relative[1:] + relative[:-1])
 
 
-def _changes(times: TraceTimes, values: Array) -> Array:
-    """Where no lasting fault shows: deviations within the step, or between steps of sums."""
+def _transient_changes(times: TraceTimes, values: Array) -> Array:
+    """Differences in which a lasting fault cancels: within a step, else from step to step."""
     if not times.is_split:
         return np.diff(values, axis=0)
     deviations = np.empty_like(values)
@@ -279,8 +313,10 @@ def _changes(times: TraceTimes, values: Array) -> Array:
     return deviations
 
 
-def _by_rank(times: TraceTimes, columns: Positions, observed_s: Array, expected_s: Array) -> Array:
-    """log(observed / expected) of each micro-batch [times, ranks], columns summed; NaN: none."""
+def _sample_log_ratios(
+    times: TraceTimes, columns: Positions, observed_s: Array, expected_s: Array
+) -> Array:
+    """log(observed / expected) of each micro-batch [times, ranks], columns summed; NaN: no time."""
     sums = np.zeros((2, len(times.ranks), len(times.step_of)))
     usable = np.isfinite(expected_s)
     for i, seconds in enumerate((observed_s, expected_s)):
@@ -295,7 +331,7 @@ def _step_means(times: TraceTimes, samples: Array) -> tuple[Array, Array, Array]
     """Robust mean over the micro-batches of each step [steps, ranks], their number, its error."""
     shape = (len(times.steps), len(times.ranks))
     means, counts, errors = np.full(shape, np.nan), np.zeros(shape), np.zeros(shape)
-    spread = max(robust_scale(_changes(times, samples)), 1e-4)
+    spread = max(robust_scale(_transient_changes(times, samples)), 1e-4)
     for step in range(len(times.steps)):
         values = samples[times.step_of == step]
         middle = column_medians(values)
@@ -308,8 +344,8 @@ def _step_means(times: TraceTimes, samples: Array) -> tuple[Array, Array, Array]
     return means, counts, errors
 
 
-def _shared_by_stage(times: TraceTimes, by_step: Array) -> Array:
-    """What each rank's step shares with its peers' [steps, ranks]: slope x their median."""
+def _common_by_stage(times: TraceTimes, by_step: Array) -> Array:
+    """Common part of each stage [steps, ranks]: slope x median of the rank's peers."""
     shared = np.zeros_like(by_step)
     for stage in np.unique(times.stage):
         members = np.flatnonzero(times.stage == stage)

@@ -1,8 +1,9 @@
-"""Did a rank's level rise, when, by how much, and could chance or wander have done it? Pure.
+"""Finds the stretch of steps in which each rank's level rose, beyond noise and wander.
 
-All stretches are scanned roughly, the best of each rank judged (`shift_test.py`). Fast noise
-averages out over steps, slow wander and the ranks' own paces do not: each has its own share of the
-false alarms allowed. What several ranks share is looked for where none stands out by itself.
+Scores all stretches approximately and tests the best of each rank (`shift_test.py`). Fast noise
+averages out over steps, slow wander and differences between ranks do not: each has its own part of
+the false-alarm budget. If no single rank stands out, groups of ranks that slowed together are
+tested.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,21 +31,23 @@ from pacekeeper.predictor.offline.shift_test import (
 )
 from pacekeeper.predictor.stats.robust import column_medians
 
-LEAST_APART = 0.5  # of what the least slow of the group lost: whoever is left lost less
-GROUP_LOOKS = 4  # at stretches of ranks of one stage
+LEAST_APART = 0.5  # of the smallest loss in the group: all other ranks lost at most that
+GROUP_LOOKS = 4  # stretches of a stage's ranks that are tried
 GROWTH = 1.2  # of the lengths tried, beyond the first few
-LOOKS = 6  # at stretches of one rank that are not much the same
-AT_ONCE = 64  # ranks of which all stretches are kept: bounds the memory
+LOOKS = 6  # stretches of one rank that are tested, none overlapping another by half
+AT_ONCE = 64  # ranks whose scores of all stretches are kept in memory
 
 
-Seed = tuple[float, int, int, int]  # rough strength of a rank's stretch, the rank, first, end
+Seed = tuple[float, int, int, int]  # approximate strength of a stretch, its rank, first, end
 
 
 def together(judge: ShiftTest, seeds: Sequence[Seed], *, false_alarms: float) -> list[Shift]:
-    """Of each stage the ranks that slowed together, the strongest such group; [] where none did.
+    """Return the strongest group of ranks that slowed down together in each stage; [] without any.
 
-    seeds: the strongest stretch of each rank that is worth a look, whoever shared it.
-    false_alarms: expected number of groups per trace, if nothing is wrong.
+    Args:
+        judge: test of single ranks.
+        seeds: the strongest stretch of each rank that is worth testing, also where peers share it.
+        false_alarms: expected number of groups per trace of a healthy job.
     """
     found: list[Shift] = []
     stages = judge.noise.stage
@@ -52,17 +55,17 @@ def together(judge: ShiftTest, seeds: Sequence[Seed], *, false_alarms: float) ->
         members = np.flatnonzero(stages == stage)
         own = sorted((seed for seed in seeds if stages[seed[1]] == stage), reverse=True)
         for _, _, first, end in own[:GROUP_LOOKS]:
-            group = _apart(judge, members, first, end)
+            group = _outlying_group(judge, members, first, end)
             if len(group):
-                company = _judged(judge, members, group, (first, end), false_alarms)
+                company = _test_group(judge, members, group, (first, end), false_alarms)
                 if company:
                     found += company
                     break
     return found
 
 
-def _apart(judge: ShiftTest, members: Positions, first: int, end: int) -> Positions:
-    """Two members or more, fewer than half, that stand apart from the others in this stretch."""
+def _outlying_group(judge: ShiftTest, members: Positions, first: int, end: int) -> Positions:
+    """Two members or more, fewer than half, that are separated from the rest in this stretch."""
     lost = judge.slowdowns((0, first), (first, end))[members]
     known = np.isfinite(lost)
     members, lost = members[known], lost[known]
@@ -77,30 +80,30 @@ def _apart(judge: ShiftTest, members: Positions, first: int, end: int) -> Positi
     return np.sort(members[order[: size[best]]])
 
 
-def _judged(
+def _test_group(
     judge: ShiftTest,
     members: Positions,
     group: Positions,
     stretch: tuple[int, int],
     false_alarms: float,
 ) -> list[Shift]:
-    """The shifts of the group's ranks; [] where chance may have made it, or one does not stand."""
+    """Return the shifts of the group's ranks; [] if the group or a member is not significant."""
     rest = np.setdiff1d(members, group)
-    beside = _beside(judge.residuals, group, rest)
-    # To chance one of them is one rank; what it may differ from the others by is a rank's.
+    relative = _group_residuals(judge.residuals, group, rest)
+    # The group is tested as if it were one rank, with the spread of single ranks.
     noise = replace(
-        noise_of(beside, np.zeros(1, dtype=np.intp)),
+        noise_of(relative, np.zeros(1, dtype=np.intp)),
         has_peers=np.ones(1, dtype=np.bool_),
         spread=judge.noise.spread,
     )
-    num_steps = len(beside.by_step)
+    num_steps = len(relative.by_step)
     sigmas = thresholds(num_steps, comb(len(members), len(group)), false_alarms, noise.freedom)
-    as_one = ShiftTest(beside, noise, sigmas, judge.min_slowdown)
+    as_one = ShiftTest(relative, noise, sigmas, judge.min_slowdown)
     rough = as_one.shift(0, *stretch)
     if rough is None:
         return []
-    # Where the group parts from the rest, each of its ranks must have risen.
-    first, end = edges_of(beside.by_step[:, 0], rough)
+    # Each rank must have risen between the steps where the group departs from the rest.
+    first, end = edges_of(relative.by_step[:, 0], rough)
     joint = as_one.shift(0, first, end)
     if joint is None or joint.strength < 1.0:
         return []
@@ -112,8 +115,8 @@ def _judged(
     return [replace(shift, strength=min(shift.strength, joint.strength)) for shift in stand]
 
 
-def _beside(residuals: Residuals, group: Positions, rest: Positions) -> Residuals:
-    """The mean of the group beside the middle of the rest, as one rank."""
+def _group_residuals(residuals: Residuals, group: Positions, rest: Positions) -> Residuals:
+    """Mean of the group relative to the median of the rest, as the residuals of one rank."""
 
     def one(table: Array) -> Array:
         known = np.isfinite(table[:, group])
@@ -138,35 +141,46 @@ def _beside(residuals: Residuals, group: Positions, rest: Positions) -> Residual
 def strongest_shifts(
     residuals: Residuals, noise: Noise, *, false_alarms: float, min_slowdown: float
 ) -> list[Shift]:
-    """The stretch that speaks most against each rank, where it suffices. [ranks] at most.
+    """Return the strongest significant shift of each rank, [ranks] at most.
 
-    Where none does by itself: those of one stage that slowed together.
-    false_alarms: expected number per trace, of all ranks together, if nothing is wrong.
+    If no rank is significant by itself: the shifts of groups of one stage that slowed together.
+
+    Args:
+        residuals: of one layout.
+        noise: of these residuals.
+        false_alarms: expected number per trace of a healthy job, over all ranks.
+        min_slowdown: smaller slowdowns are not reported.
     """
     num_steps, num_ranks = residuals.by_step.shape
     sigmas = thresholds(num_steps, num_ranks, false_alarms, noise.freedom)
-    segments = np.array(_segments(num_steps), dtype=np.intp)
+    segments = np.array(_candidate_stretches(num_steps), dtype=np.intp)
     every = np.arange(num_ranks)
     highest = np.full(num_ranks, -np.inf)
-    for scores in _scan(residuals, noise, segments, sigmas, every):
+    for scores in _scan_strengths(residuals, noise, segments, sigmas, every):
         np.maximum(highest, scores.max(axis=0), out=highest)
     needed = needed_strength(highest, false_alarms)
     judge = ShiftTest(residuals, noise, sigmas, min_slowdown, needed)
     found, seeds = list[Shift](), list[Seed]()
     worth = np.flatnonzero(highest / needed > WORTH_A_LOOK)
     for ranks in (worth[at : at + AT_ONCE] for at in range(0, len(worth), AT_ONCE)):
-        scores = np.concatenate([*_scan(residuals, noise, segments, sigmas, ranks)]) / needed
+        scores = (
+            np.concatenate([*_scan_strengths(residuals, noise, segments, sigmas, ranks)]) / needed
+        )
         for rank, score in zip(ranks.tolist(), scores.T, strict=True):
             best = int(score.argmax())
             seeds.append((float(score[best]), rank, *segments[best].tolist()))
-            shift = _found(judge, rank, segments, score.copy())
+            shift = _best_shift(judge, rank, segments, score.copy())
             if shift is not None:
                 found.append(shift)
     return found or together(judge, seeds, false_alarms=false_alarms)
 
 
-def _found(judge: ShiftTest, rank: int, segments: Positions, score: Array) -> Shift | None:
-    """The best stretch of a rank that stands; one that does not may hide another beside it."""
+def _best_shift(judge: ShiftTest, rank: int, segments: Positions, score: Array) -> Shift | None:
+    """Return the strongest significant stretch of a rank, None if there is none.
+
+    A stretch that fails the test may hide another one: those that overlap it by half are dropped,
+    and the next best is tested.
+    """
     for _ in range(LOOKS):
         best = int(score.argmax())
         if score[best] <= WORTH_A_LOOK:
@@ -188,8 +202,8 @@ def _found(judge: ShiftTest, rank: int, segments: Positions, score: Array) -> Sh
     return None
 
 
-def _segments(num_steps: int) -> list[tuple[int, int]]:
-    """Stretches to try: every start, lengths that grow by a fifth, and to the end."""
+def _candidate_stretches(num_steps: int) -> list[tuple[int, int]]:
+    """Candidate stretches (first, end): all starts, lengths growing by a fifth and to the end."""
     lengths, length = set(), 1.0
     while length <= num_steps:
         lengths.add(int(length))
@@ -202,17 +216,18 @@ def _segments(num_steps: int) -> list[tuple[int, int]]:
     ]
 
 
-def _scan(
+def _scan_strengths(
     residuals: Residuals, noise: Noise, segments: Positions, sigmas: AlarmLevels, ranks: Positions
 ) -> Iterator[Array]:
-    """Roughly how strongly each stretch speaks against each of the ranks; 1: enough.
+    """Yield the approximate strength of each stretch for each of the ranks; 1.0: the threshold.
 
-    [segments, ranks], those of one first step at a time, in order: all at once would be large.
+    Arrays [segments, ranks] with the segments of one first step each, in order: a single array for
+    all segments would be large.
     """
     noise, by_step = noise.of(ranks), residuals.by_step[:, ranks]
     levels = column_medians(by_step)
     samples = float(np.median(residuals.counts))
-    # A step may count for what its micro-batches are worth, so that one wild step hides nothing.
+    # Clip a step to the weight of its micro-batches: an outlier must not mask a real shift.
     worth = max(1.0, SAMPLE_CLIP * sqrt(samples) / sigmas.sure)
     most = worth * (sigmas.fast * noise.fast + sigmas.slow * noise.wander)
     apart = np.clip(by_step - levels, -most, most)

@@ -1,7 +1,7 @@
-"""How strongly does one stretch of steps speak against a rank, by medians, less what others share?
+"""Tests whether a rank was slower in one stretch of steps, by medians, less what peers share.
 
-A stretch is judged against what came before it, and, where the rank has peers, against their level;
-from the first step on there are only the peers. Pure.
+A stretch is compared with the rank's earlier steps and, if the rank has peers, with their level. A
+stretch that begins at the first step is compared with peers only.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,33 @@ from pacekeeper.predictor.offline.noise import AlarmLevels, Noise
 from pacekeeper.predictor.offline.residuals import Residuals
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians, robust_scale
 
-SAMPLE_CLIP = 3.0  # sigmas that one micro-batch is worth at most, however wild
-RECENT_STEPS = 8  # on either side of an onset: is it abrupt?
-DRIFT = 0.005  # one sigma of what healthy GPUs change by gradually, as they warm up
-SCATTER_DOUBT = 1.5  # how far off the scatter of a few micro-batches may well be
-WORTH_A_LOOK = 0.5  # of the strength needed: the scan is rough
-SHARED_BY = 4  # one in so many peers makes it a common matter
-FALLEN = 0.5  # of a slowdown: beside peers that became faster by so much, nobody became slower
+SAMPLE_CLIP = 3.0  # sigmas: the most that one micro-batch contributes to the evidence
+RECENT_STEPS = 8  # on either side of an onset, to test whether it is abrupt
+DRIFT = 0.005  # one sigma of the gradual change of healthy GPUs as they warm up
+SCATTER_DOUBT = 1.5  # uncertainty factor of the scatter of a few micro-batches
+WORTH_A_LOOK = 0.5  # of the strength needed: the scan is approximate
+SHARED_BY = 4  # a slowdown of one in so many peers is a common one
+FALLEN = 0.5  # of a slowdown: peers that became faster by so much explain it
 FALLEN_SIGMAS = 3.0
-UNEVEN = 0.1  # the part of a common slowdown in which ranks may differ
+UNEVEN = 0.1  # of a common slowdown: healthy ranks may differ by so much
 
-Stretches = tuple[tuple[int, int], tuple[int, int]]  # steps before, steps looked at; end exclusive
+Stretches = tuple[tuple[int, int], tuple[int, int]]  # steps before, steps tested; end exclusive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """Positions: `rank`, steps `first` to `end` (exclusive). `chunk`: the kind of chunk that
-    slowed, None: all computing. `log_slowdown` with its one sigma `error`; `strength`: over what
-    would be needed, accused from 1.0 on. `num_before`: steps before. `company`: the ranks
-    that slowed together, itself among them; empty: it alone did.
+    """A rank's rise in level over a stretch of steps.
+
+    Attributes:
+        rank: position of the rank.
+        chunk: the kind of chunk that slowed, None: all compute.
+        first: position of the first step.
+        end: position after the last step.
+        log_slowdown: its size.
+        error: one sigma of `log_slowdown`.
+        strength: evidence as a multiple of the threshold; a rank is accused from 1.0 on.
+        num_before: number of steps before `first`.
+        company: the ranks that slowed together, itself included; empty if it slowed alone.
     """
 
     rank: int
@@ -58,15 +66,28 @@ def beyond(
     scatter: float = 0.0,
     drift: float = 0.0,
 ) -> tuple[Array, Array]:
-    """(strength, log slowdown) of stretches at level `inside` after `before` [..., ranks].
+    """Compute how far stretches lie above the healthy level, relative to the threshold.
 
-    The healthy level is what the peers say and what was measured before, weighted by their errors;
-    a rank without peers has only its past. NaN where there is neither. `common`: what everybody
-    lost; `scatter`: one sigma of a step by its own micro-batches; `drift`: of what came gradually.
+    The healthy level combines the peers' level and the rank's earlier level, weighted by their
+    errors. A rank without peers has only its earlier level.
+
+    Args:
+        noise: of the ranks.
+        inside: [..., ranks] level of the stretch.
+        before: [..., ranks] level of the earlier steps.
+        num_inside: [..., ranks] number of steps in the stretch.
+        num_before: [..., ranks] number of earlier steps.
+        sigmas: thresholds.
+        common: log slowdown that is not specific to the rank.
+        scatter: one sigma of a step from its own micro-batches; 0: unknown.
+        drift: one sigma of gradual change; 0 for an abrupt onset.
+
+    Returns:
+        (strength, log slowdown), each [..., ranks]; NaN without peers and earlier steps.
     """
     healthy, own = _healthy(noise, before, num_before)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Few steps leave the measured noise in doubt, not what no clock betters.
+        # Few steps leave the measured noise uncertain, but not its lower bound.
         fast = np.maximum(sigmas.fast * noise.measured, sigmas.sure * noise.fast)
         needed_fast = np.sqrt(
             np.maximum(fast, sigmas.fast * scatter / SCATTER_DOUBT) ** 2 / num_inside
@@ -87,14 +108,17 @@ def _healthy(noise: Noise, before: Array, num_before: Array) -> tuple[Array, Arr
     own = np.where(num_before > 0, noise.spread**2 / (noise.spread**2 + error), 0.0)
     own = np.where(noise.has_peers, own, np.where(num_before > 0, 1.0, np.nan))
     healthy = own * np.where(num_before > 0, before, 0.0)
-    # A rank that was faster than its peers and no longer is, is not slow.
+    # A rank that was faster than its peers and now equals them is not slow.
     healthy = np.where(noise.has_peers, np.maximum(healthy, -2.0 * noise.spread), healthy)
     return healthy, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weight:
-    """How far one stretch lies above `base`, the healthy level and what is common; logs."""
+    """Height of a stretch above `base`, with its strength and error.
+
+    Logs; `base` is the healthy level plus the common part.
+    """
 
     level: float
     strength: float
@@ -104,7 +128,7 @@ class _Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Levels:
-    """Medians of a stretch and of what came before it, and how many steps each holds [ranks]."""
+    """Medians and step counts of a stretch and of the earlier steps [ranks]."""
 
     inside: Array
     before: Array
@@ -114,9 +138,15 @@ class _Levels:
 
 @dataclass(frozen=True, slots=True)
 class ShiftTest:
-    """Weighs single stretches by medians, less what everybody shares.
+    """Tests single stretches by medians, after subtracting the common part.
 
-    Ranks of one `company` slowed together: they do not speak for each other.
+    Attributes:
+        residuals: of all ranks.
+        noise: of these residuals.
+        sigmas: thresholds.
+        min_slowdown: smaller slowdowns give no shift.
+        needed: calibrated strength, as a multiple of the threshold under normal noise.
+        company: positions of the ranks that slowed together; they are no reference for each other.
     """
 
     residuals: Residuals
@@ -127,15 +157,19 @@ class ShiftTest:
     company: tuple[int, ...] = ()
 
     def shift(self, rank: int, first: int, end: int) -> Shift | None:
-        """None where it is not worth naming. It begins with the first step that the rank told."""
+        """Return the shift of a stretch, starting at the rank's first recorded step in it.
+
+        None if its evidence is weak, its slowdown is below the minimum, or its peers became faster
+        instead.
+        """
         noise = self.noise
-        told = np.flatnonzero(np.isfinite(self.residuals.by_step[first:end, rank]))
-        if not len(told):
+        recorded = np.flatnonzero(np.isfinite(self.residuals.by_step[first:end, rank]))
+        if not len(recorded):
             return None
-        first += int(told[0])
+        first += int(recorded[0])
         whole = (0, first), (first, end)
         near = (max(0, first - RECENT_STEPS), first), (first, min(end, first + RECENT_STEPS))
-        # What others share only takes away from it, and costs a look at all of them.
+        # The common part only reduces the strength and is expensive: first test without it.
         alone, strength = self._strength(rank, whole, near, common=(0.0, 0.0))
         if not (alone.level >= log(self.min_slowdown) and strength > WORTH_A_LOOK * self.needed):
             return None
@@ -163,11 +197,11 @@ class ShiftTest:
     def _strength(
         self, rank: int, whole: Stretches, near: Stretches, *, common: tuple[float, float]
     ) -> tuple["_Weight", float]:
-        """The stretch weighed, and how strongly it speaks against the rank all in all."""
+        """Return the weight of the stretch, and its strength after the test for gradual drift."""
         weight = self.weighed(rank, *whole, drift=0.0, common=common[0])
         if whole[1][0] == 0:
             return weight, weight.strength
-        # Warm GPUs drift by a percent: what did not come at once has to be more than that.
+        # GPUs drift by a percent as they warm up: a gradual change has to exceed that.
         abrupt = self.weighed(rank, *near, drift=0.0, common=common[1])
         gradual = self.weighed(rank, *whole, drift=DRIFT, common=common[0])
         return weight, min(weight.strength, max(abrupt.strength, gradual.strength))
@@ -175,10 +209,18 @@ class ShiftTest:
     def weighed(
         self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float, common: float
     ) -> "_Weight":
-        """The stretch `now` of a rank after `past`; `common`: what everybody lost."""
+        """Weigh the stretch `now` of a rank against the earlier steps `past`.
+
+        Args:
+            rank: its position.
+            past: first and end position of the earlier steps.
+            now: first and end position of the stretch.
+            drift: one sigma of gradual change.
+            common: log slowdown that is not specific to the rank.
+        """
         noise, levels = self._levels(np.array([rank]), past, now)
         healthy, own = _healthy(noise, levels.before, levels.num_before)
-        # Where the micro-batches of the stretch disagree, it was no slower device that they met.
+        # A slower device slows all micro-batches: their disagreement counts as noise.
         scatter = float(np.sqrt(np.mean(self.residuals.errors[now[0] : now[1], rank] ** 2)))
         strength, above = beyond(
             noise,
@@ -202,7 +244,7 @@ class ShiftTest:
     def _levels(
         self, ranks: Positions, past: tuple[int, int], now: tuple[int, int]
     ) -> tuple[Noise, "_Levels"]:
-        """Medians of these ranks in both stretches."""
+        """Return noise and medians of these ranks in both stretches."""
         earlier, stretch = (self.residuals.by_step[slice(*part), ranks] for part in (past, now))
         return self.noise.of(ranks), _Levels(
             inside=column_medians(stretch),
@@ -212,16 +254,17 @@ class ShiftTest:
         )
 
     def slowdowns(self, past: tuple[int, int], now: tuple[int, int]) -> Array:
-        """Log slowdown of each rank in the stretch `now` after `past` [ranks]; NaN: not known."""
+        """Log slowdown of each rank in the stretch `now` after `past` [ranks]; NaN: unknown."""
         noise, levels = self._levels(np.arange(len(self.noise.stage)), past, now)
         healthy, _ = _healthy(noise, levels.before, levels.num_before)
         slowdown: Array = levels.inside - healthy
         return slowdown
 
     def common(self, rank: int, past: tuple[int, int], now: tuple[int, int]) -> float:
-        """What is not the rank's own: all others lost it too, or a quarter of its peers did.
+        """Return the part of a slowdown that is not specific to the rank.
 
-        Ranks that share experts or a data loader move together.
+        The larger of the smallest loss of all other ranks and the loss that a quarter of its peers
+        reach; at least 0. Ranks that share experts or a data loader slow down together.
         """
         slowdown = self.slowdowns(past, now)
         others = np.isfinite(slowdown)
@@ -234,9 +277,9 @@ class ShiftTest:
         return max(0.0, *shared) if shared else 0.0
 
     def have_peers_fallen(self, rank: int, first: int, end: int, level: float) -> bool:
-        """Is a half of the slowdown or more only that its peers became faster just then?
+        """Return whether peers that became faster explain at least half of the slowdown.
 
-        Beyond what goes up and down with them in any step.
+        Only a change at the onset beyond the step-to-step jitter of the common part counts.
         """
         if first == 0:
             return False
@@ -247,7 +290,7 @@ class ShiftTest:
         return fallen > max(FALLEN * level, FALLEN_SIGMAS * error)
 
     def _agreeing(self, rank: int, first: int, end: int, at_least: float) -> int:
-        """Micro-batches of the stretch that lie above `at_least`."""
+        """Count the micro-batches of the stretch that lie above `at_least`."""
         within = (self.residuals.step_of >= first) & (self.residuals.step_of < end)
         return int((self.residuals.samples[within, rank] > at_least).sum())
 
@@ -260,7 +303,10 @@ class ShiftTest:
 
 
 def edges_of(series: Array, shift: Shift) -> tuple[int, int]:
-    """Where the stretch begins and ends if its level is as judged: the likeliest, steps clipped."""
+    """Return first and end of the likeliest stretch with the shift's level.
+
+    Each step's vote is clipped.
+    """
     inside = float(np.nanmedian(series[shift.first : shift.end]))
     half = 0.5 * shift.log_slowdown
     votes = np.nan_to_num(np.clip(series - (inside - half), -half, half))
@@ -271,7 +317,7 @@ def edges_of(series: Array, shift: Shift) -> tuple[int, int]:
 
 
 def base_of(residuals: Residuals, noise: Noise, shift: Shift) -> float:
-    """The level that a shift's rank would have had without it: its health and what others share."""
+    """Return the level of a shift's rank without the shift: healthy level plus common part."""
     sigmas = AlarmLevels(fast=1.0, slow=1.0, sure=1.0)
     judge = ShiftTest(residuals, noise, sigmas, min_slowdown=1.0, company=shift.company)
     before, stretch = (0, shift.first), (shift.first, shift.end)

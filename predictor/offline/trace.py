@@ -1,7 +1,8 @@
-"""A recorded run as columns, whatever tool recorded it. Pure; the readers are in `simulator/`.
+"""A recorded run as tables of columns, independent of the tool that recorded it.
 
-Columns of a table are equally long arrays, one row per observation, in no promised order. What a
-source does not tell is NaN, a table it does not have is None: never a guess.
+The readers in `simulator/` build a `Trace`; `analyze.analyze` consumes it. The columns of a table
+are arrays of equal length, one row per observation, in no guaranteed order. A value that the source
+does not record is NaN and a missing table is None; nothing is estimated.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pacekeeper.predictor.cost.features import Array, Positions
 
 
 class Chunk(IntEnum):
-    """What a worker computed in one go."""
+    """The kind of compute that one row times."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -43,7 +44,7 @@ class OpType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One rank and its place: peers have the same stage (and do the same kind of work)."""
+    """One rank and its place. Ranks of the same stage are peers (they do the same kind of work)."""
 
     rank: int
     stage: int = 0
@@ -56,8 +57,8 @@ class Worker:
 class ComputeTable:
     """Compute times, one row per (step, rank, micro-batch, chunk, model chunk).
 
-    micro_batch 0 where the source only tells sums per step. tokens, sum_len_squared, expert_rows:
-    the row's work, NaN where unknown.
+    micro_batch is 0 where the source records only sums per step. tokens, sum_len_squared and
+    expert_rows are the row's work, NaN where unknown.
     """
 
     step: Positions
@@ -73,10 +74,10 @@ class ComputeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpTable:
-    """Every operation of every worker with its time: what a what-if replay needs.
+    """Start and duration of every operation of every worker, as a what-if replay needs them.
 
-    start_s is comparable within one step only. micro_batch and model_chunk -1 where they do not
-    apply; sequence: position in the worker's order of operations of that type within the step.
+    start_s is comparable within one step only. micro_batch and model_chunk are -1 where they do not
+    apply. sequence is the position among the worker's operations of that type within the step.
     """
 
     step: Positions
@@ -91,8 +92,9 @@ class OpTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """Collectives and point-to-point transfers: `transfer_s` is end minus the latest start in the
-    group (waiting left out); `group` numbers the entries of Trace.groups.
+    """Collectives and point-to-point transfers, without waiting time.
+
+    `transfer_s` is the end minus the latest start in the group. `group` indexes Trace.groups.
     """
 
     step: Positions
@@ -103,10 +105,11 @@ class TransferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnTransferTable:
-    """What each rank needed in a step for collectives that all ranks entered together (waiting for
-    nobody), one row per (step, rank) that ended; num_bytes: sent and received in them.
+    """Time and bytes of each rank's collectives per step, without waiting for other ranks.
 
-    NaN where it is not told.
+    One row per (step, rank) that finished the step. Only collectives that all ranks entered
+    together count; num_bytes are the bytes sent and received in them. NaN where the rank did not
+    report it.
     """
 
     step: Positions
@@ -117,9 +120,9 @@ class OwnTransferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnInputTable:
-    """How long each rank waited for the input of a step, one row per (step, rank) that ended.
+    """Time that each rank waited for its input, one row per (step, rank) that finished the step.
 
-    input_s is a part of duration_s, the rank's step; NaN where it is not told.
+    input_s is a part of duration_s, the rank's step time. NaN where the rank did not report it.
     """
 
     step: Positions
@@ -130,8 +133,9 @@ class OwnInputTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitTable:
-    """Time a rank spent in collectives in a step, transfers and waiting together: who arrives last
-    waits least.
+    """Time per step that a rank spent in collectives, transfer and waiting together.
+
+    The rank that arrives last has the shortest time.
     """
 
     step: Positions
@@ -141,9 +145,10 @@ class WaitTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown.
+    """Step times of the whole job, for sources without times per rank.
 
-    `work_class`: the same number for steps that do the same work by plan; None: not told.
+    tokens and sum_len_squared are NaN where unknown. `work_class`: equal for steps that do the same
+    work by plan; None where not recorded.
     """
 
     step: Positions
@@ -155,7 +160,7 @@ class StepTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertLoadTable:
-    """Token rows that were routed to each expert: one row per (step, layer, expert)."""
+    """Tokens routed to each expert, one row per (step, layer, expert)."""
 
     step: Positions
     layer: Positions
@@ -165,9 +170,10 @@ class ExpertLoadTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ThreadTable:
-    """Where each rank's thread spent each step, one row per (step, rank), micro-batches summed.
+    """Compute, run-queue and stall time of each rank's thread, one row per (step, rank).
 
-    NaN where its clock does not tell. ended_s: end of the step on the clock of the rank's node.
+    Times are sums over micro-batches, NaN where the rank's clock does not report them. ended_s is
+    the end of the step on the clock of the rank's node.
     """
 
     step: Positions
@@ -180,7 +186,7 @@ class ThreadTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutTable:
-    """Under which layout (generation) each step ran, steps ascending, one row each."""
+    """The layout (generation) that ran each step: one row per step, ascending."""
 
     step: Positions
     generation: Positions
@@ -188,7 +194,7 @@ class LayoutTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSamples:
-    """What was sampled on one node, oldest first, on its own clock; `pids`: the job's processes."""
+    """Device and host samples of one node, oldest first, on its own clock; `pids` are the job's."""
 
     node: str
     devices: Mapping[str, tuple[DeviceSample, ...]]  # by uuid
@@ -198,13 +204,19 @@ class NodeSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """One recorded run. `notes` say in words what was missing, damaged or left out.
+    """One recorded run.
 
-    `expert_compute`: times of the expert layers, with the waiting for their slowest host, where
-    they are not part of `compute`; its model_chunk is the layer, counted within the stage.
-    `groups`: the ranks of each communication group; with `expert_compute`, those that share
-    experts. `resolution_s`: of the recording clock, 0 where it is fine. `layouts`: None where
-    nothing tells that work was ever spread anew.
+    Attributes:
+        name: of the run.
+        source: format it was read from.
+        workers: the ranks and their places.
+        expert_compute: times of the expert layers where they are not part of `compute`, including
+            the wait for the slowest replica rank; its model_chunk is the layer, counted within the
+            stage.
+        layouts: None where the source does not record whether work was redistributed.
+        groups: ranks of each communication group; with `expert_compute`, those that share experts.
+        resolution_s: of the recording clock, 0 if it is fine.
+        notes: sentences on what was missing, damaged or left out.
     """
 
     name: str
@@ -227,7 +239,7 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     def generation_at(self, step: int) -> int:
-        """Of the layout that ran the step; 0 where nothing tells."""
+        """Return the generation of the layout that ran the step, 0 where unknown."""
         table = self.layouts
         if table is None or not len(table.step):
             return 0
@@ -236,7 +248,7 @@ class Trace:
 
 
 def compute_of(ops: OpTable) -> ComputeTable:
-    """The compute rows of a timeline; their work is unknown."""
+    """Return the compute rows of a timeline; their work is unknown (NaN)."""
     chunk_of = {OpType.FORWARD: Chunk.FORWARD, OpType.BACKWARD: Chunk.BACKWARD}
     kept = np.isin(ops.op, list(chunk_of))
     unknown = np.full(int(kept.sum()), np.nan)

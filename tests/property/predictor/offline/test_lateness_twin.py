@@ -19,7 +19,7 @@ def test_each_rank_is_judged_beside_the_others_alone(
     compute_s[random.random(compute_s.shape) < 0.05] = np.nan
     busy_s = collective_stragglers._others_busy_s(compute_s)
     waiting_s = np.stack([np.median(np.delete(wait_s, i, 1), 1) for i in range(num_ranks)], axis=1)
-    worth_s = collective_stragglers._worth_naming_s(wait_s, waiting_s, busy_s)
+    worth_s = collective_stragglers._min_lateness_s(wait_s, waiting_s, busy_s)
     for i in range(num_ranks):
         others = np.delete(wait_s, i, axis=1)
         middle = np.median(others, axis=1)
