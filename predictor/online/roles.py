@@ -32,14 +32,16 @@ def update_roles(
     """
     share = config.false_alarms_per_job_day / len({*by_role, *samples})
     config = replace(config, false_alarms_per_job_day=share)
-    late = {role: _late(by_role.get(role), sample) for role, sample in samples.items()}
+    late: dict[str, float | None] = {}
+    if any(len(sample.ranks) == 1 for sample in samples.values()):
+        late = {role: _late(by_role.get(role), sample) for role, sample in samples.items()}
     now, judged = dict(by_role), dict[str, Judgement]()
     for role, sample in samples.items():
         own, others = now.get(role, begin()), tuple[float, ...]()
         if len(sample.ranks) == 1:
-            told = ((name, value) for name, value in late.items() if name != role)
-            others = tuple(value for _, value in told if value is not None)
-        if own.other_roles or others:
+            told = (value for name, value in late.items() if name != role)
+            others = tuple(value for value in told if value is not None)
+        if own.other_roles != others:
             own = replace(own, other_roles=others)
         now[role], judged[role] = update_evidence(config, own, sample)
     return _share_noise(now), judged
