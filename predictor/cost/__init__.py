@@ -1,6 +1,7 @@
 """Predicts times from workload, layout and speeds.
 
-`features` turns micro-batches into feature tables; `model` fits compute times to healthy steps by
-`regression`, or by a regressor of the settings (`named_regressor`); `estimator` is the same for
-scikit-learn; `forecast` and `longest_path` price a step of a layout.
+`features` turns micro-batches into feature tables; `model` fits compute times of healthy steps by
+`regression`, or by a regressor named in the settings (`named_regressor`); `estimator` wraps the
+same regression for scikit-learn; `forecast` prices a step of a layout; `iteration` and
+`longest_path` give the time of a pipelined iteration.
 """

@@ -1,8 +1,8 @@
 """The cost model's regression as a scikit-learn estimator. Imported on demand: needs scikit-learn.
 
 For pipelines, model selection and comparisons of scikit-learn (`benchmarks.predictor_error`). The
-detector calls the same numerics (`regression.regress`) without it, so that recorded runs are
-judged where scikit-learn is not installed.
+detector calls the same numerics (`regression.regress`) without it, so that recorded runs can be
+analysed where scikit-learn is not installed.
 """
 
 from typing import Self
@@ -18,14 +18,14 @@ from pacekeeper.predictor.cost.regression import Prior, regress
 
 
 class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc] # sklearn has no types
-    """Seconds as a non-negative linear function of work: robust, of relative errors, with a prior.
+    """Seconds as a non-negative linear function of work: robust, relative errors, with a prior.
 
     Fitted attributes: `coef_` [features] in seconds per unit, `covariance_` [features, features],
     `spread_` (one sigma of log residuals), `n_features_in_`.
 
     Args:
-        prior: what the data cannot say (`model.PRIOR` for the detector's own features). None: equal
-            shares of all features, known to 1.
+        prior: for directions that the data do not determine (`model.PRIOR` for the detector's own
+            features). None: equal shares of all features, with one sigma of 1.
 
     Example:
         >>> import numpy as np
@@ -51,7 +51,8 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc] # skle
         Args:
             X: work, finite and not negative.
             y: seconds, above 0.
-            groups: [rows] the rank of each; ranks may differ by a pace of their own. None: one.
+            groups: [rows] the rank of each row; ranks may differ by a constant factor. None: one
+                rank.
 
         Raises:
             ValueError: values or shapes are invalid.
@@ -68,7 +69,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc] # skle
             rank = np.unique(np.asarray(groups), return_inverse=True)[1]
             if len(rank) != len(seconds):
                 raise ValueError(f"groups: expected {len(seconds)} of them, got {len(rank)}")
-        prior = self.prior or _even_prior(work.shape[1])
+        prior = self.prior or _uniform_prior(work.shape[1])
         if len(prior.shares) != work.shape[1]:
             raise ValueError(f"prior: expected one of {work.shape[1]} features, got {prior}")
         found = regress(work, seconds, rank, prior)
@@ -77,7 +78,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc] # skle
         return self
 
     def predict(self, X: npt.ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Expected seconds [rows], with `return_std` also one sigma of an observation [rows]."""
+        """Expected seconds [rows]; with `return_std` also one sigma of an observation [rows]."""
         check_is_fitted(self)
         work: Array = validate_data(self, X, dtype=np.float64, reset=False)
         expected_s: Array = work @ self.coef_
@@ -87,5 +88,5 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc] # skle
         return expected_s, np.sqrt((self.spread_ * expected_s) ** 2 + of_mean)
 
 
-def _even_prior(count: int) -> Prior:
+def _uniform_prior(count: int) -> Prior:
     return Prior(shares=np.full(count, 1.0 / count), spread=np.ones(count), unit=np.arange(count))

@@ -1,4 +1,7 @@
-"""The work of one step as numbers: one row of features per rank, and per micro-batch. Pure."""
+"""Feature tables: the work of a step per rank, and per micro-batch, as arrays.
+
+Built from micro-batch records; used by the cost model and the detectors.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +22,8 @@ Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
-# Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
-# The last ones make the price of an expert's rows bend upwards at the knots.
+# Expected time = sum over features of coefficient * feature. forecast.py relies on the order.
+# The last ones increase the price of an expert's rows at the knots (piecewise linear, convex).
 BENDS = tuple(f"rows_over_{knot}" for knot in KNOTS)
 _USES = {name: column.use for name, column in MICRO_BATCH_COLUMNS.items()}
 FEATURES = ("one", *(name for name, use in _USES.items() if use is not Use.NONE))
@@ -33,8 +36,9 @@ COLUMNS = (*_OTHERS, *FEATURES[1:])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureTable:
-    """Micro-batches as told, a column for each of COLUMNS: arrays [micro-batches], not to be
-    written to. Integers up to 2^53 are exact.
+    """Reported micro-batches as columns: an array [micro-batches] for each of COLUMNS, read-only.
+
+    Integers up to 2^53 are exact.
     """
 
     columns: Mapping[str, Array]
@@ -47,15 +51,15 @@ class FeatureTable:
 
     @property
     def step(self) -> int:
-        """Of the first micro-batch."""
+        """Step of the first micro-batch."""
         return int(self.columns["step"][0])
 
     def only(self, rows: Flags | Positions) -> "FeatureTable":
-        """These micro-batches alone."""
+        """Return these micro-batches only."""
         return FeatureTable(columns={name: column[rows] for name, column in self.columns.items()})
 
     def slowed(self, rank: int, slowdown: float) -> "FeatureTable":
-        """The same work, for which `rank` computed `slowdown` times as long."""
+        """Return the same work with the compute times of `rank` multiplied by `slowdown`."""
         compute_s = np.where(self["rank"] == rank, self["compute_s"] * slowdown, self["compute_s"])
         return FeatureTable(columns={**self.columns, "compute_s": compute_s})
 
@@ -64,7 +68,7 @@ class FeatureTable:
 class MicrobatchSamples:
     """A step's micro-batches, in order: features [parts, ranks, FEATURES], seconds [parts, ranks].
 
-    The arrays are not to be written to.
+    The arrays are read-only.
     """
 
     features: Array
@@ -73,10 +77,16 @@ class MicrobatchSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepSample:
-    """One complete step of one role: features [ranks, FEATURES], observed compute seconds [ranks].
+    """One complete step of one role: work and compute time of each rank. Arrays are read-only.
 
-    Rows follow `ranks`, ascending. The arrays are not to be written to. `parts`: its micro-batches,
-    None where there is one, or where not all ranks told the same ones.
+    Attributes:
+        step: its number.
+        generation: of the layout.
+        ranks: ascending.
+        features: [ranks, FEATURES], summed over micro-batches.
+        observed_s: [ranks] compute seconds.
+        parts: its micro-batches; None if there is only one, or if the ranks did not report the same
+            ones.
     """
 
     step: int
@@ -88,12 +98,12 @@ class StepSample:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank: all run as many, and a record that was lost only hides one."""
+        """Micro-batches per rank: the maximum, because all run as many and records may be lost."""
         return int(self.features[:, FEATURES.index("one")].max())
 
 
 def work_of(tables: Sequence[MicroBatchTable]) -> FeatureTable:
-    """All micro-batches of these tables, in order; of none, no work."""
+    """Concatenate the micro-batches of these tables, in order; empty without any."""
     length = sum(map(len, tables))
     columns = {}
     for name in COLUMNS:
@@ -105,7 +115,7 @@ def work_of(tables: Sequence[MicroBatchTable]) -> FeatureTable:
 
 
 def last_reported(work: FeatureTable) -> FeatureTable:
-    """Of micro-batches of one step that were told more than once, the last."""
+    """Keep the last report of each micro-batch of a step."""
     if not len(work):
         return work
     count = work["micro_batch"].max() + 1.0
@@ -115,29 +125,29 @@ def last_reported(work: FeatureTable) -> FeatureTable:
 
 
 def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
-    """The same as `sample_of_work`, of records. Raises as it does."""
+    """Build the step sample of these records. Raises as `sample_of_work`."""
     if not records:
         raise ValueError("a step without records has no sample")
     return sample_of_work(work_of([table_from_records(records)]))
 
 
 def sample_of_work(work: FeatureTable) -> StepSample:
-    """Add up the micro-batches of one step and generation, rank by rank.
+    """Sum the micro-batches of one step and generation, rank by rank.
 
-    In a step each micro-batch adds its own fixed cost; dense work counts with the part of it that
-    the rank holds.
+    Each micro-batch adds its own fixed cost; dense work is multiplied by the rank's tensor share.
 
-    Raises ValueError for no work, or work of several steps or generations.
+    Raises:
+        ValueError: there is no work, or it is of several steps or generations.
     """
     if not len(work):
         raise ValueError("a step without records has no sample")
     for name in ("step", "generation"):
         if work[name].min() != work[name].max():
             raise ValueError("the records are of several steps or generations")
-    features_of = _features_of(work)
+    columns = _work_columns(work)
     ranks, row = np.unique(work["rank"].astype(np.intp), return_inverse=True)
     features = np.stack(
-        [np.bincount(row), *(np.bincount(row, weights=column) for column in features_of)], axis=1
+        [np.bincount(row), *(np.bincount(row, weights=column) for column in columns)], axis=1
     ).astype(np.float64)
     observed_s = np.bincount(row, weights=work["compute_s"]).astype(np.float64)
     features.flags.writeable = observed_s.flags.writeable = False
@@ -147,28 +157,28 @@ def sample_of_work(work: FeatureTable) -> StepSample:
         ranks=tuple(ranks.tolist()),
         features=features,
         observed_s=observed_s,
-        parts=_parts_of(len(ranks), row, work["micro_batch"], work["compute_s"], features_of),
+        parts=_microbatch_samples(len(ranks), row, work["micro_batch"], work["compute_s"], columns),
     )
 
 
 def microbatch_features(work: FeatureTable) -> Array:
-    """What the cost model prices of each micro-batch [rows, FEATURES]."""
-    features: Array = np.stack([np.ones(len(work)), *_features_of(work)], axis=1)
+    """Features of each micro-batch, as priced by the cost model [rows, FEATURES]."""
+    features: Array = np.stack([np.ones(len(work)), *_work_columns(work)], axis=1)
     return features
 
 
-def _features_of(work: FeatureTable) -> list[Array]:
-    """Of each feature but the first [rows]: dense work counts with the part that the rank holds."""
-    told = {name: work[name] for name in FEATURES[1:]}
+def _work_columns(work: FeatureTable) -> list[Array]:
+    """Columns [rows] of all features but the first; dense work multiplied by the tensor share."""
+    columns = {name: work[name] for name in FEATURES[1:]}
     if work["tensor_share"].min() < 1.0:
-        told |= {name: told[name] * work["tensor_share"] for name in DENSE}
-    return list(told.values())
+        columns |= {name: columns[name] * work["tensor_share"] for name in DENSE}
+    return list(columns.values())
 
 
-def _parts_of(
+def _microbatch_samples(
     num_ranks: int, row: Positions, micro_batch: Array, observed: Array, work: Sequence[Array]
 ) -> MicrobatchSamples | None:
-    """The records put in order of micro-batch and rank, if each is there exactly once."""
+    """Arrange the rows by micro-batch and rank; None unless each pair occurs exactly once."""
     num_parts = len(row) // num_ranks
     if num_parts < 2 or num_parts * num_ranks != len(row):
         return None

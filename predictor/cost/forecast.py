@@ -1,8 +1,8 @@
-"""Forecasts the time of a step under a layout: the price the planner compares. Pure.
+"""Forecasts the time of a step under a layout: the price that the planner compares.
 
-Iteration = slowest dense part + per layer the slowest expert part: the all-to-alls around the
-experts are barriers. Seconds at a rank are the model's seconds divided by the rank's speed.
-`least_step_s` bounds the prices of all layouts from below.
+Step = slowest dense part + for each layer the slowest expert part, because the all-to-alls around
+the experts are barriers. A rank's seconds are the model's seconds divided by its speed.
+`least_step_s` is a lower bound of the prices of all layouts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from pacekeeper.predictor.cost.model import PRIOR_SHARES, CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds per step: of the whole, of each rank's dense part, of each layer's experts."""
+    """Seconds per step: in total, of each rank's dense part, and of each layer's experts."""
 
     step_s: float
     dense_s: Mapping[int, float]
@@ -28,11 +28,12 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The work of a step, on any layout. All but the loads are of the global batch.
+    """The work of a step, independent of the layout. All but the loads are of the global batch.
 
-    Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
-    `are_rows_microbatches`: a row is a whole micro-batch, and a rank runs as many as it has rows,
-    with their rows of experts (`expert_rows`, `active_experts`: summed over micro-batches).
+    Every rank runs `num_microbatches` micro-batches, each of which launches the kernels and reads
+    the weights of its experts again. `are_rows_microbatches`: a row is a whole micro-batch, and a
+    rank runs as many as it has rows, with their rows of experts (`expert_rows`, `active_experts`:
+    summed over micro-batches).
     """
 
     num_rows: int
@@ -66,15 +67,15 @@ def forecast(
         model: of the ranks' times; None: unit costs in the proportions of the prior, so that
             layouts can be compared.
         workload: of a step.
-        speeds: 1 / slowdown, 1.0 for a rank that is not named.
-        expert_speeds: the same for rows of experts, with what their messages take; None: `speeds`.
+        speeds: 1 / slowdown by rank, 1.0 for a rank that is missing.
+        expert_speeds: the same for rows of experts, including their messages; None: `speeds`.
 
     Raises:
         ValueError: the loads do not fit the layout's experts, or a speed is not above 0.
     """
     costs = _unit_costs(model, workload, len(layout.ranks))
-    fixed, per_expert, dense_work = _standing_and_dense(costs, workload)
-    often = workload.num_microbatches
+    fixed, per_expert, dense_work = _fixed_and_dense_s(costs, workload)
+    num_microbatches = workload.num_microbatches
     ranks = layout.working
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
     if not (speed > 0.0).all():
@@ -84,8 +85,8 @@ def forecast(
     if expert_speeds is not None:
         rows_speed = np.array([expert_speeds.get(rank, 1.0) for rank in ranks])
     layer_s = (at_rank_s / rows_speed).max(axis=1, initial=0.0).tolist()
-    # As the detector adds up the records: these two are paid in every micro-batch.
-    standing = often * (fixed + per_expert * active)
+    # These two costs apply to every micro-batch, as in the detector's sums over records.
+    standing = num_microbatches * (fixed + per_expert * active)
     dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
     return Forecast(
         step_s=float(dense.max()) + sum(layer_s),
@@ -103,32 +104,33 @@ def least_step_s(
 ) -> float:
     """Return a lower bound of the forecasts of all layouts on some or all of these ranks.
 
-    Each expert with rows has one replica at least, and its rows cost least spread evenly over all
-    ranks, because their price is convex; a rank with work pays for its micro-batches itself.
+    Each expert with rows has at least one replica, and its rows cost least if spread evenly over
+    all ranks, because their price is convex; a rank with work pays the fixed cost of its
+    micro-batches itself.
 
     Args:
         model: of the ranks' times, or None, as for `forecast`.
-        workload: of a step; its own number of micro-batches does not count.
+        workload: of a step; its own number of micro-batches is not used.
         speeds: of all ranks, above 0.
         counts: numbers of micro-batches that layouts may have, ascending.
     """
     rows = np.array([load for loads in workload.loads for load in loads], dtype=np.float64)
     active = int((rows > 0.0).sum())
     least_s = inf
-    for often in counts:
-        costs = _unit_costs(model, replace(workload, num_microbatches=often), len(speeds))
-        fixed, per_expert, dense_work = _standing_and_dense(costs, workload)
-        expert_work = len(speeds) * float(_expert_s(costs, rows / len(speeds), often).sum())
-        shared_s = (often * per_expert * active + dense_work + expert_work) / sum(speeds.values())
-        bound_s = often * fixed / max(speeds.values()) + shared_s
+    for count in counts:
+        costs = _unit_costs(model, replace(workload, num_microbatches=count), len(speeds))
+        fixed, per_expert, dense_work = _fixed_and_dense_s(costs, workload)
+        expert_work = len(speeds) * float(_expert_s(costs, rows / len(speeds), count).sum())
+        shared_s = (count * per_expert * active + dense_work + expert_work) / sum(speeds.values())
+        bound_s = count * fixed / max(speeds.values()) + shared_s
         if bound_s > least_s:
             break  # convex in the number: it only rises from here
         least_s = bound_s
     return least_s
 
 
-def _standing_and_dense(costs: Array, workload: Workload) -> tuple[float, float, float]:
-    """Seconds at speed 1: of a micro-batch, of an expert in it, and of the step's dense work."""
+def _fixed_and_dense_s(costs: Array, workload: Workload) -> tuple[float, float, float]:
+    """Seconds at speed 1: of a micro-batch, of an active expert in it, of the step's dense work."""
     fixed, per_token, per_square, per_row, per_expert, per_document, per_head = costs[: -len(BENDS)]
     dense_work = (
         per_token * workload.tokens
@@ -136,7 +138,7 @@ def _standing_and_dense(costs: Array, workload: Workload) -> tuple[float, float,
         + per_document * workload.num_documents
         + per_head * workload.head_tokens
     )
-    if workload.are_rows_microbatches:  # what each costs goes where it goes
+    if workload.are_rows_microbatches:  # their fixed costs are divided like their rows
         dense_work += fixed * workload.num_rows
         dense_work += per_row * workload.expert_rows + per_expert * workload.active_experts
         fixed = 0.0
@@ -152,13 +154,13 @@ class WorkParts:
 
 
 def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkParts:
-    """The parts of ranks' work that need no knowledge of who computes which tokens."""
+    """Parts of the ranks' work that do not depend on which rank computes which tokens."""
     costs = _unit_costs(model, workload, len(layout.ranks))
     at_rank_s, active = _expert_work(layout, workload, costs)
-    often = workload.num_microbatches
-    standing_s = often * costs[FEATURES.index("num_active_experts")] * active
+    num_microbatches = workload.num_microbatches
+    standing_s = num_microbatches * costs[FEATURES.index("num_active_experts")] * active
     return WorkParts(
-        fixed_s=float(often * costs[FEATURES.index("one")]),
+        fixed_s=float(num_microbatches * costs[FEATURES.index("one")]),
         expert_s=dict(
             zip(layout.working, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
         ),
@@ -166,8 +168,9 @@ def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkP
 
 
 def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Array, Array]:
-    """Seconds [layers, ranks] that experts' rows take at speed 1, and [ranks] how many are active,
-    all layers together.
+    """Seconds of the experts' rows at speed 1 [layers, ranks], and active experts [ranks].
+
+    Active experts are counted over all layers.
     """
     ranks = layout.working
     position = {rank: i for i, rank in enumerate(ranks)}
@@ -182,7 +185,7 @@ def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Arra
 
 
 def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
-    """Seconds of experts that compute so many rows a step, an equal part in each micro-batch."""
+    """Seconds of experts with so many rows a step, divided evenly over the micro-batches."""
     per_row, bends = costs[FEATURES.index("expert_rows")], costs[-len(BENDS) :]
     beyond = np.maximum(rows[:, None] - num_microbatches * np.array(KNOTS, dtype=np.float64), 0.0)
     spent_s: Array = per_row * rows + beyond @ bends
@@ -190,7 +193,7 @@ def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
 
 
 def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
-    """Seconds that one row more or less at an expert makes, in the mean over all rows."""
+    """Marginal seconds of one row at an expert, the mean over all rows."""
     costs, spent_s, rows = _unit_costs(model, workload, len(layout.ranks)), 0.0, 0.0
     position = {rank: i for i, rank in enumerate(layout.working)}
     for layer, loads in enumerate(workload.loads):
@@ -201,14 +204,16 @@ def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
 
 
 def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
-    """Return the seconds per step that one more expert costs its rank, without its rows."""
+    """Seconds per step that one more expert costs its rank, without its rows."""
     costs = _unit_costs(model, workload, len(layout.ranks))
     return float(workload.num_microbatches * costs[FEATURES.index("num_active_experts")])
 
 
 def _dense_parts(layout: Layout, num_rows: int) -> Array:
-    """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
-    group's rows which lies in the attention shards it holds."""
+    """Fraction of the batch's dense work that each rank of the layout does [ranks].
+
+    Its group's fraction of the rows times the fraction of the attention shards that it holds.
+    """
     parts = dict.fromkeys(layout.working, 0.0)
     deepest = range(max(map(len, layout.mesh)))
     rows_at = [list(map(len, layout.rows_at(number, num_rows))) for number in deepest]
@@ -224,7 +229,7 @@ def _dense_parts(layout: Layout, num_rows: int) -> Array:
 def _held_replicas(
     layout: Layout, layer: int, loads: Sequence[float], position: Mapping[int, int]
 ) -> tuple[Positions, Array]:
-    """Every replica of one layer: the position of its rank, and the token rows it computes."""
+    """Return, for each replica of one layer, the position of its rank and its token rows."""
     experts = layout.experts[layer]
     if len(experts) != len(loads):
         raise ValueError(f"layer {layer} has {len(experts)} experts, got {len(loads)} loads")
@@ -241,14 +246,14 @@ def _unit_costs(model: CostModel | None, workload: Workload, num_ranks: int) -> 
     """Seconds per unit of each feature, in the order of FEATURES; `num_ranks`: of the job."""
     if model is not None:
         return model.coefficients
-    often = workload.num_microbatches
+    num_microbatches = workload.num_microbatches
     totals = np.ones(len(FEATURES))
     totals[:5] = (
-        often,
+        num_microbatches,
         workload.tokens / num_ranks,
         workload.sum_len_squared / num_ranks,
         sum(map(sum, workload.loads)) / num_ranks,
-        often * max(1.0, sum(map(len, workload.loads)) / num_ranks),
+        num_microbatches * max(1.0, sum(map(len, workload.loads)) / num_ranks),
     )
     units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
     return units

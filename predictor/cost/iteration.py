@@ -1,10 +1,10 @@
-"""Predicts the time of a pipelined iteration: the step program over expected chunks. Pure.
+"""Predicts the time of a pipelined iteration: the longest path of its step program.
 
-The longest path of the program (ResiHP, eq. 2) through the chunks of all stages and micro-batches,
-each as long as the cost model expects for its work, is what the schedule and the work explain.
-What an iteration takes beyond it in health (messages, optimizer, exchange of gradients) is learnt
-by `predictor/job_level/iteration.py`, which judges running jobs by it. `benchmarks
-.critical_path_error` compares it with recorded pipelines.
+The longest path (ResiHP, eq. 2) through the chunks of all stages and micro-batches, each as long as
+the cost model expects for its work, is the time explained by schedule and work. The rest of a
+healthy iteration (messages, optimizer, gradient exchange) is estimated by
+`predictor/job_level/iteration.py`, which judges running jobs. `benchmarks.critical_path_error`
+compares the prediction with recorded pipelines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule
 from pacekeeper.predictor.cost.features import Array, FeatureTable
 from pacekeeper.predictor.cost.longest_path import ends_of_many, schedule_graph
 
-# Parts of a micro-batch's compute by kind of chunk, where ranks time it as a whole: a backward pass
-# computes two products for each of the forward pass.
+# Fractions of a micro-batch's compute by kind of chunk, if ranks time it as a whole: a backward
+# pass computes two matrix products for each one of the forward pass.
 CHUNK_PARTS = {
     Schedule.ONE_F_ONE_B: {ChunkKind.FORWARD: 1 / 3, ChunkKind.BACKWARD: 2 / 3},
     Schedule.ZERO_BUBBLE: {
@@ -30,12 +30,16 @@ CHUNK_PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationPaths:
-    """Seconds of the longest path of one iteration, without what it takes beyond its chunks.
+    """Seconds of the longest path of one iteration, excluding the rest beyond its chunks.
 
-    `expected_s`: all chunks as expected; `observed_s`: as measured; `even_stages_s`,
-    `even_microbatches_s`: as expected, were the work the same on all stages, in all micro-batches.
-    `heaviest_stage` has the most expected work, `longest_microbatch` likewise, by its place in the
-    order of its pipeline.
+    Attributes:
+        expected_s: with all chunks as expected.
+        observed_s: with all chunks as measured.
+        even_stages_s: as expected, with the work of a micro-batch the same on all stages.
+        even_microbatches_s: as expected, with the work of a stage the same in all micro-batches.
+        heaviest_stage: the stage with the most expected work.
+        longest_microbatch: the micro-batch with the most expected work relative to its pipeline's
+            mean; its position in the order of the pipeline.
     """
 
     expected_s: float
@@ -49,12 +53,12 @@ class IterationPaths:
 def path_s(
     schedule: Schedule, chunk_s: Sequence[Array], message_s: Sequence[Array] | None = None
 ) -> Array:
-    """Seconds [k] from the first chunk of an iteration to its last, on any pipeline.
+    """Seconds [k] from the first chunk of an iteration to its last, the maximum over pipelines.
 
     Args:
         schedule: the order of chunks.
-        chunk_s: of each pipeline the seconds of its chunks, [kinds, stages, micro-batches, k]: k
-            ways to price it; finite and not below 0.
+        chunk_s: for each pipeline the seconds of its chunks [kinds, stages, micro-batches, k], in k
+            variants; finite and not below 0.
         message_s: the same for the messages that carry a chunk's output; None: they take no time.
 
     Raises:
@@ -81,19 +85,19 @@ def iteration_paths(
     places: Mapping[int, tuple[int, int]],
     schedule: Schedule,
 ) -> IterationPaths | None:
-    """The longest paths of one iteration of a pipelined job.
+    """Compute the longest paths of one iteration of a pipelined job.
 
-    A stage takes as long as the slowest of the ranks that hold it, since these meet in every layer.
+    A stage takes as long as the slowest of its ranks, because they synchronize in every layer.
 
     Args:
         work: the micro-batches of the iteration.
-        expected_s: [rows] what each should take.
+        expected_s: [rows] expected seconds of each micro-batch.
         places: (stage, pipeline) of each rank.
         schedule: of the pipelines.
 
     Returns:
-        None: the job has no pipeline with two stages or more, there is no program of its schedule,
-        or the stages of a pipeline did not report the same micro-batches.
+        None if the job has no pipeline with at least two stages, if there is no program of its
+        schedule, or if the stages of a pipeline did not report the same micro-batches.
     """
     parts = CHUNK_PARTS.get(schedule)
     num_stages = 1 + max((stage for stage, _ in places.values()), default=0)

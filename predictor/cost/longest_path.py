@@ -1,8 +1,9 @@
-"""A step program as a graph whose longest path is the step's time (ResiHP, eq. 2). Pure.
+"""A step program as a graph whose longest path is the step's time (ResiHP, eq. 2).
 
-Built once and priced often: by `controller/planning/partition_cost/step_time.py` for plans, by
+Built once and evaluated often: by `controller/planning/partition_cost/step_time.py` for plans, by
 `iteration.py` for the steps of a running job. Data edges carry messages, resource edges keep each
-stage's order; an output travels as soon as it is there, and its sender goes on.
+stage's order. Sends are asynchronous: an output is sent as soon as it exists, and the sender
+continues.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,10 @@ Shape = tuple[int, int, int]
 class PathGraph:
     """The chunks of a program in topological order; node num_stages + i is chunk i.
 
-    Nodes 0..num_stages-1 are the stages' beginnings. A chunk begins when node `first[i]` has ended
-    and `second[i]` has ended + lag. Costs and lags are positions in one array: 0 stands for
-    nothing, then the chunk seconds, then the message seconds, both flattened from `shape`: kinds,
-    stages, micro-batches. `last`: each stage's last node.
+    Nodes 0..num_stages-1 are the starts of the stages. Chunk i starts when node `first[i]` has
+    ended and node `second[i]` has ended + lag. Costs and lags are positions in one array: 0 is
+    zero, followed by the chunk seconds and the message seconds, both flattened from `shape` (kinds,
+    stages, micro-batches). `last`: each stage's last node.
     """
 
     shape: Shape
@@ -44,10 +45,10 @@ class PathGraph:
 
 
 def path_graph(program: Program) -> PathGraph:
-    """The graph of one pipeline's program.
+    """Build the graph of one pipeline's program.
 
     Raises:
-        ValueError: the program cannot be run to its end.
+        ValueError: the program deadlocks.
     """
     num_stages = program.num_stages
     shape = (len(ChunkKind), num_stages, program.num_microbatches)
@@ -56,7 +57,7 @@ def path_graph(program: Program) -> PathGraph:
     last = list(range(num_stages))
     first, second, cost_at, lag_at = [], [], [], []
     node_of: list[dict[ChunkOp, int]] = [{} for _ in orders]
-    waiting: dict[tuple[int, ChunkOp], int] = {}  # for an output: which stage
+    waiting: dict[tuple[int, ChunkOp], int] = {}  # by (source stage, chunk): the stage that waits
     runnable = list(range(num_stages))
     while runnable:
         stage = runnable.pop()
@@ -89,7 +90,7 @@ def path_graph(program: Program) -> PathGraph:
 
 @lru_cache(maxsize=256)
 def schedule_graph(schedule: Schedule, num_stages: int, num_microbatches: int) -> PathGraph:
-    """The graph of a schedule's program. Raises ValueError as `pipeline_program` does."""
+    """Return the graph of a schedule's program. Raises ValueError as `pipeline_program` does."""
     return path_graph(
         pipeline_program(schedule, num_stages=num_stages, num_microbatches=num_microbatches)
     )
@@ -100,11 +101,11 @@ def _place(op: ChunkOp, stage: int, shape: Shape) -> int:
 
 
 def stage_ends(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
-    """[stages] seconds when each has run its last chunk.
+    """Seconds at which each stage has run its last chunk [stages].
 
     Args:
         graph: of the pipeline's program.
-        chunk_s: seconds of each chunk, of `graph.shape`.
+        chunk_s: seconds of each chunk, of shape `graph.shape`.
         message_s: the same for the message that carries a chunk's output.
 
     Raises:
@@ -124,11 +125,11 @@ def stage_ends(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
 
 
 def ends_of_many(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
-    """[stages, k] the same for k pipelines of one program at once.
+    """`stage_ends` of k pipelines of one program at once [stages, k], without its checks.
 
     Args:
         graph: of the program.
-        chunk_s: seconds of each chunk, of `graph.shape` and k; finite and not below 0.
+        chunk_s: seconds of each chunk, of shape (*graph.shape, k); finite and not below 0.
         message_s: the same for the messages.
     """
     k = chunk_s.shape[-1]

@@ -3,14 +3,14 @@
 Linear in the features, not in the work: an expert's price is convex and piecewise linear in its
 rows (`features.BENDS`), flat until the device is full.
 
-Coefficients are common, so that a slow rank cannot teach the model its slowness; a rank has one
-multiplier of its own, its health. The fit is robust (Huber weights, relative error), non-negative,
-and has a prior for what the data cannot separate: in warm-up all ranks have the same share, so
-"fixed" and "per token" look alike (`regression.py`).
+All ranks share the coefficients, so that a slow rank cannot bias its own expectation; each rank has
+one multiplier for its health. The fit is robust (Huber weights, relative errors), non-negative, and
+has a prior for directions that the data do not determine: in warm-up all ranks have the same share,
+so that fixed cost and cost per token are collinear (`regression.py`).
 
-A regressor named in the settings (`named_regressor.py`) takes the place of the linear model in
-`expected_s` and `interval_s`, so in all that the detector judges. Planners price layouts with the
-coefficients: these are seconds per unit of work, which no other regressor has.
+A regressor named in the settings (`named_regressor.py`) replaces the linear model in `expected_s`
+and `interval_s`, and so in the detector. Planners price layouts with the coefficients, seconds per
+unit of work, which no other regressor provides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,13 +25,13 @@ from pacekeeper.predictor.stats.peers import relative_to_peers
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
-# experts that cost in proportion to their rows until the data say otherwise.
+# experts that cost in proportion to their rows until the data show otherwise.
 PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, 0.0, *[0.0] * len(BENDS)])
-# How far off a share of the prior may well be (one sigma): attention is next to nothing with short
-# documents, and half of the time with long ones; a bend may double what a row costs.
+# One sigma of the prior's shares: attention takes next to no time with short documents and half of
+# the time with long ones; a bend may double the cost of a row.
 PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, 0.12, *[0.12] * len(BENDS)])
-# A bend is measured in what a row costs: how steep g is at a knot compares with that, however few
-# rows lie beyond it as yet.
+# A bend is measured in the cost of a row: its slope is relative to that, even if few rows lie
+# beyond the knot so far.
 PRIOR = Prior(
     shares=PRIOR_SHARES,
     spread=PRIOR_SPREAD,
@@ -39,22 +39,26 @@ PRIOR = Prior(
         [FEATURES.index("expert_rows") if n in BENDS else i for i, n in enumerate(FEATURES)]
     ),
 )
-ROUNDS = 3  # of setting ranks and steps right
-LEVEL_STEPS = 64  # newest steps that say how long work takes now, whatever it took before
+ROUNDS = 3  # of removing the common part of steps and ranks with a level of their own
+LEVEL_STEPS = 64  # newest steps, which set the level of the coefficients if times drift
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
 INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
-OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
+OWN_PACE = 0.07  # log multiplier beyond which a rank is left out of the common fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostModel:
-    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of one step's log residuals
-    beside the peers; spread: the same with what all ranks share.
+    """Cost model of one role: coefficients, their uncertainty, and the noise of steps.
 
-    `covariance` [FEATURES, FEATURES] says how well the coefficients are known. `multipliers`: a
-    rank's observed / expected beside its peers', 1.0 where it can not be told from theirs;
-    `expected_s` leaves them out: it says what a healthy rank takes. `named`: the regressor of the
-    settings, None: the linear model itself. `note`: why a named one is not in use.
+    Attributes:
+        coefficients: [FEATURES] seconds per unit.
+        covariance: [FEATURES, FEATURES] of the coefficients.
+        sigma: robust scale of one step's log residuals relative to the peers.
+        spread: the same including the part that all ranks share.
+        multipliers: observed / expected of a rank relative to its peers, 1.0 if not significantly
+            different. `expected_s` excludes them: it is the time of a healthy rank.
+        named: the regressor named in the settings; None: the linear model is used.
+        note: why a named regressor is not in use.
     """
 
     coefficients: Array
@@ -66,7 +70,7 @@ class CostModel:
     note: str = ""
 
     def expected_s(self, features: Array) -> Array:
-        """Expected compute seconds: features [..., FEATURES] -> [...]."""
+        """Expected compute seconds [...] of features [..., FEATURES]."""
         linear_s = self._linear_s(features)
         return linear_s if self.named is None else self.named.expected_s(features, linear_s)
 
@@ -75,15 +79,15 @@ class CostModel:
         return expected
 
     def doubt(self, features: Array, is_witness: Flags | None = None) -> Array:
-        """One sigma of log expected_s beside the peers [ranks], from not knowing the coefficients.
+        """One sigma of log expected_s relative to the peers [ranks], from uncertain coefficients.
 
-        Nothing where all ranks do the same; large where a plan gave one a mixture never seen. What
-        a named regressor and the linear model disagree by, more than they used to, is doubt, too:
-        trees know nothing beyond the work that they were fitted to.
+        Zero if all ranks do the same work, large if a plan gave a rank a mixture outside the fitted
+        range. Disagreement of a named regressor with the linear model beyond its usual extent adds
+        to it, because trees do not extrapolate.
 
         Args:
             features: of the ranks' work [ranks, FEATURES].
-            is_witness: with whom the ranks are compared, as in `relative_to_peers`; default: all.
+            is_witness: the reference ranks [ranks], as in `relative_to_peers`; None: all.
         """
         linear_s = self._linear_s(features)
         work = features / linear_s[:, None]
@@ -95,9 +99,9 @@ class CostModel:
         return doubt
 
     def interval_s(self, features: Array) -> tuple[Array, Array]:
-        """What 95 % of healthy steps of this work take: [..., FEATURES] -> least, most [...].
+        """95 % interval of healthy steps of this work: [..., FEATURES] -> least, most [...].
 
-        Wider where the work is unlike what the model was fitted to: the prior alone says little.
+        Wider if the work differs from what the model was fitted to: the prior alone is imprecise.
         """
         expected_s = self.expected_s(features)
         work = features / self._linear_s(features)[..., None]
@@ -110,7 +114,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """All usable observations, one row each: [rows, FEATURES], [rows] and where they are from."""
+    """All usable observations, one row each, with the step and rank they belong to."""
 
     features: Array
     observed_s: Array
@@ -121,10 +125,10 @@ class _Rows:
 def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
     """Fit the common model to quiet steps.
 
-    In turns: non-negative least squares of observed / expected around 1, re-weighted (Huber 1964),
-    with a ridge to the prior; then the steps' common part and the ranks that have their own pace
-    are taken out, so that neither a noisy host nor a slow rank bends the coefficients. What is left
-    is what a named regressor is fitted to.
+    Alternates between non-negative least squares of observed / expected around 1, re-weighted
+    (Huber 1964), with a ridge to the prior; and removal of the steps' common part and of ranks with
+    a level of their own, so that neither a noisy host nor a slow rank biases the coefficients. A
+    named regressor is fitted to the remaining rows.
 
     Args:
         samples: quiet steps.
@@ -135,7 +139,7 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
         ConfigError: the regressor cannot be made.
     """
     rows = _rows_of(samples)
-    common = np.zeros(len(samples))  # log of what a step's ranks share
+    common = np.zeros(len(samples))  # log of the part that a step's ranks share
     own_pace: Collection[int] = ()
     for _ in range(ROUNDS):
         usable = ~np.isin(rows.rank, list(own_pace))
@@ -149,7 +153,7 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
         )
         sigma = _sigma(residuals)
         offsets = _offsets(residuals, sigma)
-        own_pace = _outlying(ranks, offsets)
+        own_pace = _outlying_ranks(ranks, offsets)
     model = replace(model, spread=_scale_of(np.abs(log_ratio[usable])))
     if cost_model:
         quiet_s = rows.observed_s * np.exp(-common[rows.step])
@@ -162,8 +166,7 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
         )
         model = replace(model, named=named, note=note)
         if named is not None:
-            # By predictions for steps that were not fitted to: what a tree has learnt by heart
-            # would pass for a quiet clock.
+            # From out-of-sample predictions: an overfitted tree would give too small a sigma.
             residuals, ranks = residual_table(expected_s, samples)
             sigma = _sigma(residuals)
             offsets = _offsets(residuals, sigma)
@@ -174,36 +177,43 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
 
 
 def _work_of_peers(work: Array, is_witness: Flags | None) -> Array:
-    """The work that each rank's is compared with [ranks, FEATURES]; zero without a witness.
+    """Return the work that each rank is compared with [ranks, FEATURES]; zero without a reference.
 
-    One witness counts whole, as the log ratio beside it bounds what is evidence; the middle of
-    several has the rank itself among them.
+    The median over the reference ranks, the rank itself included; with two of them, the other one.
+    A single reference counts in full, as the log ratio relative to it bounds the evidence.
     """
     witnesses = work if is_witness is None else work[is_witness]
-    beside = np.zeros_like(work)
+    reference = np.zeros_like(work)
     if len(witnesses):
-        beside += np.median(witnesses, axis=0)
+        reference += np.median(witnesses, axis=0)
     if len(witnesses) < 3:
         own = slice(None) if is_witness is None else is_witness
-        beside[own] = witnesses[::-1] if len(witnesses) == 2 else 0.0
-    return beside
+        reference[own] = witnesses[::-1] if len(witnesses) == 2 else 0.0
+    return reference
 
 
 def log_ratios(model: CostModel, sample: StepSample, slow: Collection[int] = ()) -> Array:
-    """log(observed / expected) of each rank beside its peers; `slow` ranks are no witnesses."""
+    """log(observed / expected) of each rank relative to its peers, the slow ranks left out."""
     ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
     return relative_to_peers(ratio, witnesses(sample, slow))
 
 
 def witnesses(sample: StepSample, slow: Collection[int]) -> Flags | None:
-    """The ranks of a sample that others are compared with, all but the slow ones; None: all."""
+    """Return the reference ranks of a sample, all but the slow ones [ranks]; None: all."""
     return ~np.isin(sample.ranks, list(slow)) if slow else None
 
 
 def residual_table(
     expected_s: Sequence[Array], samples: Sequence[StepSample]
 ) -> tuple[Array, tuple[int, ...]]:
-    """Log ratios of all steps and ranks [steps, ranks], NaN where a rank is missing; the ranks."""
+    """Return the log ratios of all steps and ranks [steps, ranks], and the ranks.
+
+    NaN where a rank is missing in a step. Ratios are relative to the peers.
+
+    Args:
+        expected_s: [ranks] of each step.
+        samples: the steps.
+    """
     ranks = np.unique(np.concatenate([np.array(s.ranks, dtype=np.intp) for s in samples]))
     table = np.full((len(samples), len(ranks)), np.nan)
     with_ranks: dict[tuple[int, ...], list[int]] = {}
@@ -232,15 +242,15 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
 
 
 def _scale_of(deviations: Array) -> float:
-    """One sigma of these absolute deviations, by their middle or their tail, whichever is more."""
+    """One sigma of these absolute deviations: by median or by tail, whichever is larger."""
     middle = MAD_TO_SIGMA * float(np.median(deviations))
     return max(LEAST_SPREAD, middle, float(np.quantile(deviations, 0.95)) / INTERVAL_SIGMAS)
 
 
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
-    """Median log ratio of each step with three ranks or more, else 0.
+    """Median log ratio of each step with at least three ranks, else 0 [steps].
 
-    Centred over the newest steps: where everything drifts, the coefficients are of today.
+    Centred on the newest steps: if all times drift, the coefficients follow the current level.
     """
     step, ratio = rows.step[usable], log_ratio[usable]
     order = np.lexsort((ratio, step))
@@ -256,11 +266,11 @@ def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) 
 
 
 def _sigma(residuals: Array) -> float:
-    """Scale of one step's residual: the widest of three views, each blind to a single bad rank.
+    """Scale of one step's residual: the largest of three estimates.
 
-    By step-to-step changes (a fault that begins in the window is one change): their middle, and
-    their tail, since clocks of shared hosts have heavy ones; by the spread around each rank's own
-    level, which sees slow wander that changes do not.
+    Each is insensitive to a single bad rank: median and tail of step-to-step changes (a fault that
+    begins in the window is one change; clocks of shared hosts have heavy tails), and the spread
+    around each rank's own level, which includes slow wander.
     """
     scales = [0.0]
     changes = np.abs(np.diff(residuals, axis=0))
@@ -276,7 +286,7 @@ def _sigma(residuals: Array) -> float:
 
 
 def _offsets(residuals: Array, sigma: float) -> Array:
-    """Each rank's median log residual, less the part that chance alone may well have made."""
+    """Median log residual of each rank [ranks], shrunk by two standard errors towards 0."""
     count = np.isfinite(residuals).sum(axis=0)
     chance = 2.0 * MEDIAN_ERROR * max(sigma, LEAST_SPREAD) / np.sqrt(count)
     middle = column_medians(residuals)
@@ -284,7 +294,7 @@ def _offsets(residuals: Array, sigma: float) -> Array:
     return offsets
 
 
-def _outlying(ranks: Sequence[int], offsets: Array) -> tuple[int, ...]:
-    """Ranks with a pace of their own, the furthest first, and never half of all ranks or more."""
+def _outlying_ranks(ranks: Sequence[int], offsets: Array) -> tuple[int, ...]:
+    """Ranks with a level of their own, the largest first, always fewer than half of all ranks."""
     furthest = np.argsort(-np.abs(offsets), kind="stable")[: max(0, (len(ranks) - 1) // 2)]
     return tuple(ranks[i] for i in furthest if abs(offsets[i]) > OWN_PACE)

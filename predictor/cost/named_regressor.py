@@ -1,8 +1,8 @@
-"""A regressor named in the settings in the linear model's place: `[detector] cost_model`.
+"""A regressor named in the settings that replaces the linear model: `[detector] cost_model`.
 
-Any class with `fit(X, y)` and `predict(X)` by scikit-learn's conventions will do. One whose
-`predict` takes `return_std` gives its own interval; any other gets it from the residuals of steps
-that it was not fitted to. Imported when it is named, so neither agents nor commands need it.
+Any class with `fit(X, y)` and `predict(X)` by scikit-learn's conventions. If its `predict` takes
+`return_std`, that gives the interval; otherwise the residuals of held-out steps do. Imported only
+if named, so that neither agents nor commands need it.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from pacekeeper.predictor.cost.features import FEATURES, Array, Positions
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 FOLDS = 5  # blocks of steps, each predicted by a regressor fitted to the others
-FAR = 0.95  # quantile of the disagreement with the linear model that is usual
+FAR = 0.95  # quantile of the disagreement with the linear model that counts as usual
 TRIAL_ROWS = 40
 NORMAL_95 = 1.96
 
@@ -35,10 +35,15 @@ class Regressor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedRegressor:
-    """A regressor fitted to scaled work and time, with what it showed on steps it did not see.
+    """A regressor fitted to scaled work and time, with its errors on held-out steps.
 
-    `scale` [features] and `typical_s`: of what it is given and gives. `spread`: one sigma of log
-    residuals; `usual_disagreement`: log of its expected time over the linear model's.
+    Attributes:
+        regressor: fitted to features / `scale` and seconds / `typical_s`.
+        scale: [features] mean of each feature.
+        typical_s: median seconds.
+        spread: one sigma of the log residuals.
+        usual_disagreement: usual |log| of its expected time over the linear model's.
+        has_std: whether `predict` takes `return_std`.
     """
 
     regressor: Regressor
@@ -49,14 +54,21 @@ class FittedRegressor:
     has_std: bool = False
 
     def expected_s(self, features: Array, linear_s: Array) -> Array:
-        """Expected seconds [...] of work [..., features]; `linear_s` [...] where it has none."""
+        """Expected seconds [...] of work [..., features].
+
+        `linear_s` [...] replaces values that are not finite and positive.
+        """
         found_s = self._predicted(features)
         usable = np.isfinite(found_s) & (found_s > 0.0)
         return found_s if usable.all() else np.where(usable, found_s, linear_s)
 
     def disagreement(self, features: Array, linear_s: Array) -> Array:
-        """By how much more than usual the log of its expected time is off the linear one's, beside
-        the peers: [ranks, features], [ranks] -> [ranks]."""
+        """Log disagreement with the linear model beyond the usual, relative to the peers [ranks].
+
+        Args:
+            features: [ranks, features] work of the ranks.
+            linear_s: [ranks] expected seconds of the linear model.
+        """
         apart = np.log(self.expected_s(features, linear_s) / linear_s)
         if len(apart) >= 3:
             apart = apart - np.median(apart)
@@ -64,7 +76,7 @@ class FittedRegressor:
         return beyond
 
     def log_error(self, features: Array) -> Array:
-        """One sigma [...] of the log of an observation."""
+        """One sigma of the log of an observation [...], for work [..., features]."""
         if not self.has_std:
             return np.full(features.shape[:-1], self.spread)
         flat = (features / self.scale).reshape(-1, features.shape[-1])
@@ -90,15 +102,15 @@ def fit_regressor(
     """Fit the named regressor to quiet rows.
 
     Args:
-        cost_model: the text of the settings.
+        cost_model: the setting's value.
         features: [rows, features].
         observed_s: [rows].
-        step: [rows], positions in `samples`.
-        samples: of each step the work [ranks, features] and the linear model's seconds [ranks].
+        step: [rows] positions in `samples`.
+        samples: for each step the work [ranks, features] and the linear model's seconds [ranks].
 
     Returns:
-        The regressor; the expected seconds [ranks] of each step by a regressor that was not fitted
-        to it; and, where there is no regressor because it failed, why.
+        The regressor, None if it failed; the out-of-sample expected seconds [ranks] of each step;
+        and the reason of a failure.
 
     Raises:
         ConfigError: the regressor cannot be made.
@@ -129,7 +141,7 @@ def fit_regressor(
             rows = fold_of[step] == fold
             unseen_s[rows] = one.expected_s(features[rows], observed_s[rows])
         is_by_std = "return_std" in signature(whole.regressor.predict).parameters
-    except Exception as error:  # of foreign code; the job must be watched all the same
+    except Exception as error:  # of foreign code: detection continues with the linear model
         return None, [], f"{cost_model} failed, the linear model is used: {error!r:.200}"
     residual = np.abs(np.log(observed_s / unseen_s))
     linear_s = np.concatenate([seconds for _, seconds in samples])
@@ -150,11 +162,11 @@ def fit_regressor(
 
 @lru_cache(maxsize=16)
 def regressor_factory(cost_model: str) -> Callable[[], Regressor]:
-    """Return a factory of unfitted regressors of this name. One is fitted to made-up work first.
+    """Return a factory of unfitted regressors of this name, after fitting one to synthetic work.
 
     Raises:
         ConfigError: the class cannot be imported or made, has no `fit` or `predict`, or does not
-            predict one number a row.
+            predict one number per row.
     """
     where = "[detector] cost_model"
     path, params = parse_cost_model(cost_model)

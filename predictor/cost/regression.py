@@ -1,7 +1,7 @@
 """Robust non-negative linear regression of times, with a prior; the numerics of the cost model.
 
 Iteratively re-weighted non-negative least squares (`scipy.optimize.nnls`) of observed / expected
-around 1, Huber weights, a ridge towards the prior, and a random effect for each rank. Called by
+around 1, with Huber weights, a ridge towards the prior, and a random effect per rank. Called by
 `model.fit` (live and on recorded runs) and by the scikit-learn estimator (`estimator.py`). No
 estimator of scikit-learn combines sign constraints, sample weights and a prior, and none gives the
 covariance of the interval (ADR 75).
@@ -14,20 +14,21 @@ import numpy as np
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.stats.robust import HUBER_K, MAD_TO_SIGMA
 
-ITERATIONS = 8  # of weights, at most
-SETTLED = 1e-3  # shares that moved less are found
-LEAST_EXPECTED = 0.05  # of the typical time: smaller rows must not weigh more and more
-LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
-RANK_SPREAD = (
-    0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
-)
+ITERATIONS = 8  # maximum number of re-weightings
+SETTLED = 1e-3  # largest change of a share at convergence
+LEAST_EXPECTED = 0.05  # of the typical time: bounds the weight of rows with little work
+LEAST_SPREAD = 0.005  # lower bound of the residuals' scale: the model itself is not exact
+RANK_SPREAD = 0.02  # one sigma of the levels of healthy ranks, which a rank's steps share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prior:
-    """What the data cannot separate: `shares` [features] of the typical time, one sigma `spread`.
+    """Prior for directions that the data do not determine.
 
-    `unit`: the column whose mean a column is measured in, itself for most.
+    Attributes:
+        shares: [features] of the typical time.
+        spread: [features] one sigma of the shares.
+        unit: [features] the column whose mean a column is measured in, for most itself.
     """
 
     shares: Array
@@ -37,7 +38,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearFit:
-    """coefficients [features] in seconds per unit; their covariance; one relative sigma of rows."""
+    """Coefficients [features] in seconds per unit, their covariance, relative sigma of rows."""
 
     coefficients: Array
     covariance: Array
@@ -45,17 +46,17 @@ class LinearFit:
 
 
 def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -> LinearFit:
-    """Coefficients for which observed / expected is as near 1 as can be.
+    """Fit non-negative coefficients such that observed / expected is close to 1.
 
-    Generalised least squares with a random effect per rank: what persists between ranks is their
-    own pace in part, so many steps of few ranks tell less of the work than they seem to. Rows are
-    weighted by what was expected, not by what was observed: noise among the regressors would pull
-    all coefficients down, the more the longer the history.
+    Generalised least squares with a random effect per rank: part of the lasting difference between
+    ranks is their own level, so that many steps of few ranks carry less information than
+    independent rows. Rows are weighted by their expected, not their observed time: noise in the
+    regressors would bias all coefficients downwards, the more the longer the history.
 
     Args:
         features: [rows, features], not negative.
         observed_s: [rows], above 0.
-        rank: [rows], whose time it is.
+        rank: [rows] rank of each row.
         prior: of the shares.
     """
     from scipy.optimize import nnls  # slow to import: not at start-up
@@ -64,9 +65,9 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
     scale = features.mean(axis=0)[prior.unit]
     known = scale > 0.0
     scale = np.where(known, scale, 1.0)
-    # Unit columns: a coefficient is the share of the typical time its feature explains.
+    # Unit columns: a coefficient is the share of the typical time that its feature explains.
     columns = features / scale * typical_s
-    # Shares are of what the job's own features explain: of a dense model attention is more.
+    # Renormalize over the features that occur: attention's share is larger in a dense model.
     believed = np.where(known, prior.shares, 0.0)
     part = float(believed.sum()) or 1.0
     believed, doubted = believed / part, prior.spread / part
@@ -79,7 +80,7 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
         weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
         kept, wanted = _partly_demeaned(units, target, rank, spread)
         ridge = spread / doubted * np.eye(len(scale))
-        # What of it the columns span says as much as all the rows (QR).
+        # The R factor (QR) has the same least-squares solution as all rows.
         rows = np.column_stack([kept, wanted]) * np.sqrt(weights)[:, None]
         pulled = np.column_stack([ridge, ridge @ believed])
         least: Array = np.asarray(np.linalg.qr(np.concatenate([rows, pulled]), mode="r"))
@@ -98,9 +99,9 @@ def regress(features: Array, observed_s: Array, rank: Positions, prior: Prior) -
 def _partly_demeaned(
     units: Array, target: Array, rank: Positions, spread: float
 ) -> tuple[Array, Array]:
-    """Rows [rows, features] and targets [rows] whitened for the random effect of a rank."""
+    """Rows [rows, features] and targets [rows], whitened for the random effect of a rank."""
     _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
-    pace = RANK_SPREAD if len(count) > 1 else 0.0  # one rank alone differs from nobody
+    pace = RANK_SPREAD if len(count) > 1 else 0.0  # no random effect with a single rank
     part = 1.0 - spread / np.sqrt(spread**2 + count * pace**2)
     both = np.column_stack([units, target])
     means = np.zeros((len(count), both.shape[1]))
