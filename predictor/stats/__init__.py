@@ -1,4 +1,4 @@
 """Statistics of the detectors: robust estimates, change points, CUSUM thresholds, peers.
 
-Functions of numpy arrays that know neither ranks' work nor findings.
+Functions of numpy arrays without knowledge of work or findings.
 """

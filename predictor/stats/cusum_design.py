@@ -1,9 +1,10 @@
-"""Thresholds of CUSUM charts from a wanted rate of false alarms, for residuals of any law. Pure.
+"""CUSUM thresholds for a given false-alarm rate, for residuals of any distribution.
 
-A chart adds up `min(x, clip) - k`, never below zero, and alarms above `h`. Its mean run length is
-solved as a Markov chain on cells of [0, h] (Brook and Evans 1972): under the healthy law that is
-the mean number of samples between false alarms, under the shifted law it is the delay. Several
-charts share one budget: each gets its part of the rate, and the sum bounds what all of them raise.
+A chart accumulates `min(x, clip) - k`, bounded below by zero, and alarms above `h`. Its mean run
+length is computed as a Markov chain on cells of [0, h] (Brook and Evans 1972): under the healthy
+distribution it is the mean number of samples between false alarms, under the shifted one it is the
+detection delay. Several charts share one budget: each gets a part of the rate, and the sum bounds
+the rate of all charts together.
 """
 
 from dataclasses import dataclass
@@ -17,29 +18,33 @@ from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 DAY_S = 86_400.0
-CELLS = 160  # of [0, h]: run lengths within 1 % of the integral equation's
-MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in double precision
-# Half of the shifts to be found soon, in sigma, and what one sample may add to that chart.
+CELLS = 160  # of [0, h]: run lengths within 1 % of those of the integral equation
+MOST_SAMPLES = 1e12  # between false alarms: limit of the linear system in double precision
+# Allowances k: half of the shift that a chart is designed for, in sigma. CLIPS: limit of one
+# sample in that chart.
 REFERENCES = (0.5, 1.25, 2.25, 4.5)
 CLIPS = (3.0, 4.0, 5.5, 8.0)
-AUTOCORRELATION_CLIP = 3.0  # sigma: one wild pair must not make an autocorrelation
-WHITEN_ABOVE = 0.1  # autocorrelation that moves a rate by more than a factor of two
+AUTOCORRELATION_CLIP = 3.0  # sigma: limits the influence of one outlying pair
+WHITEN_ABOVE = 0.1  # autocorrelation that changes a rate by more than a factor of two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ResidualDistribution:
-    """How healthy residuals lie, in sigma: `below[i]` of them are at most `at[i]`, ascending."""
+    """Distribution of healthy residuals in sigma: a fraction `below[i]` is at most `at[i]`.
+
+    Both arrays ascend.
+    """
 
     at: Array
     below: Array
 
     def share_below(self, x: npt.NDArray[np.floating]) -> Array:
-        """Of residuals that are at most x; linear between the points."""
+        """Cumulative distribution at x, linear between the points."""
         share: Array = np.interp(x, self.at, self.below, left=0.0, right=1.0)
         return share
 
     def shifted(self, sigmas: float) -> "ResidualDistribution":
-        """The law of a rank that is slow by so many sigma."""
+        """Distribution of a rank that is slow by so many sigma."""
         return ResidualDistribution(at=self.at + sigmas, below=self.below)
 
 
@@ -54,7 +59,7 @@ class ChartRule:
 
 @cache
 def gaussian() -> ResidualDistribution:
-    """The standard normal law."""
+    """The standard normal distribution."""
     at = np.linspace(-9.0, 9.0, 7201)
     from scipy.special import ndtr  # a quarter second to import: not at start-up
 
@@ -66,10 +71,12 @@ def gaussian() -> ResidualDistribution:
 def samples_between_alarms(
     false_alarms_per_job_day: float, *, num_ranks: int, samples_per_rank_s: float
 ) -> float:
-    """Mean samples of one rank between two of its false alarms, so that the job has so many a day.
+    """Mean samples of one rank between two of its false alarms, for a false-alarm rate of the job.
 
-    A job of twice the ranks, or twice the samples a second, may raise half as many on each sample.
-    Raises ValueError where a value is not above 0.
+    A job with twice the ranks, or twice the samples per second, gets half the rate per sample.
+
+    Raises:
+        ValueError: an argument is not above 0.
     """
     if not (false_alarms_per_job_day > 0 and num_ranks > 0 and samples_per_rank_s > 0):
         raise ValueError("rate of false alarms, ranks and samples per second: expected above 0")
@@ -77,9 +84,16 @@ def samples_between_alarms(
 
 
 def mean_run_length(law: ResidualDistribution, *, k: float, clip: float, h: float) -> float:
-    """Mean samples until a chart that starts at zero alarms; inf where it practically never does.
+    """Mean samples until a chart that starts at zero alarms; inf if it practically never does.
 
-    Under a shifted law this is Lorden's worst-case delay: a chart is never lower than zero.
+    Under a shifted distribution this is Lorden's worst-case delay, because a chart is never below
+    zero.
+
+    Args:
+        law: distribution of the residuals.
+        k: allowance, in sigma.
+        clip: upper limit of one residual, in sigma.
+        h: threshold, in sigma.
     """
     from scipy.linalg import solve_toeplitz
 
@@ -94,7 +108,7 @@ def mean_run_length(law: ResidualDistribution, *, k: float, clip: float, h: floa
     up, down = steps[CELLS - 1 : -1], steps[CELLS - 1 :: -1][:CELLS]
     here = np.zeros(CELLS)
     here[0] = 1.0
-    # Cells above zero are a Toeplitz system; the state at zero is what couples it.
+    # Cells above zero form a Toeplitz system, coupled through the state at zero.
     solved = solve_toeplitz((here - down, here - up), np.stack([np.ones(CELLS), to_zero], axis=1))
     length_above, back_to_zero = solved.T
     rise = np.diff(from_zero)
@@ -106,10 +120,17 @@ def mean_run_length(law: ResidualDistribution, *, k: float, clip: float, h: floa
 
 
 def threshold(law: ResidualDistribution, *, k: float, clip: float, samples: float) -> float:
-    """The h at which a chart has `samples` between two false alarms in the mean.
+    """Return the threshold h of a chart with a mean of `samples` between two false alarms.
 
-    Raises ValueError for a clip that is not above k (such a chart stays at zero), and for samples
-    outside 2 to MOST_SAMPLES.
+    Args:
+        law: distribution of healthy residuals.
+        k: allowance, in sigma.
+        clip: upper limit of one residual, in sigma.
+        samples: mean number between false alarms.
+
+    Raises:
+        ValueError: the clip is not above k (such a chart stays at zero), or samples is outside 2 to
+            MOST_SAMPLES.
     """
     if not clip > k:
         raise ValueError(f"clip: expected above k = {k}, got {clip}")
@@ -128,9 +149,10 @@ def threshold(law: ResidualDistribution, *, k: float, clip: float, samples: floa
 
 
 def autocorrelation(residuals: Array) -> float:
-    """Of one sample with the next of the same rank: [samples, ranks], NaN where there is none.
+    """Lag-1 autocorrelation of residuals [samples, ranks], NaN where missing.
 
-    Of clipped residuals about their median; within -0.9 and 0.9; 0.0 of less than ten pairs.
+    Computed from residuals about their median, clipped; limited to +-0.9; 0.0 with fewer than ten
+    pairs.
     """
     centred = residuals - np.nanmedian(residuals)
     scale = float(np.nanmedian(np.abs(centred))) * MAD_TO_SIGMA
@@ -147,8 +169,8 @@ def autocorrelation(residuals: Array) -> float:
 
 
 def whitened_shift(shift: float, correlation: float) -> float:
-    """What is left of a shift, in sigma, once an AR(1) correlation was taken out of the residuals.
+    """Return the rest of a shift, in sigma, after removing AR(1) correlation from the residuals.
 
-    Of the second slow sample and all later ones: sqrt((1 - r) / (1 + r)) of it.
+    sqrt((1 - r) / (1 + r)) of it, from the second slow sample on.
     """
     return shift * sqrt((1.0 - correlation) / (1.0 + correlation))

@@ -1,21 +1,27 @@
-"""Numbers the groups of rows that are alike in several columns of whole numbers. Pure.
+"""Numbers groups of rows that are equal in several integer columns.
 
-Tables have millions of rows: one key is made of all columns, and where the keys are not many more
-than the rows they are counted, not sorted.
+Tables have millions of rows: all columns are combined into one key, and if the keys are not many
+more than the rows, they are counted instead of sorted.
 """
 
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Positions
 
-DENSE = 4  # keys per row, up to which counting is cheaper than sorting
+DENSE = 4  # keys per row up to which counting is cheaper than sorting
 
 
 def grouped(*columns: Positions) -> tuple[Positions, Positions]:
-    """(number of each row's group [rows], first row of each group [groups]).
+    """Number the groups of equal rows.
 
-    Groups are numbered from 0 in lexicographic order of the columns, the first counting most, as
-    `numpy.unique` has them with axis=0. Columns are of equal length, one at least.
+    Groups are numbered from 0 in lexicographic order of the columns, the first column first, as by
+    `numpy.unique` with axis=0.
+
+    Args:
+        columns: at least one, of equal length [rows].
+
+    Returns:
+        (number of each row's group [rows], first row of each group [groups]).
     """
     assert columns and all(len(column) == len(columns[0]) for column in columns)
     num_rows = len(columns[0])
@@ -36,13 +42,15 @@ def grouped(*columns: Positions) -> tuple[Positions, Positions]:
     is_there[key] = True
     number = (np.cumsum(is_there) - 1)[key]
     first = np.zeros(int(is_there.sum()), dtype=np.intp)
-    first[number[::-1]] = np.arange(num_rows - 1, -1, -1)  # of equal ones the last written stays
+    first[number[::-1]] = np.arange(num_rows - 1, -1, -1)  # the last write wins: the first row
     return number, first
 
 
 def _digits(column: Positions, most: int) -> tuple[Positions, int]:
-    """The column from 0 on, in the same order, and how many values that takes, `most` or fewer
-    where the rows allow it.
+    """Map a column to integers from 0 in the same order; return them and their number.
+
+    The number is the range of the values if that is at most `most`, else the number of distinct
+    ones.
     """
     lowest, highest = int(column.min()), int(column.max())
     if highest - lowest < most:

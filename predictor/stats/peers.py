@@ -1,4 +1,4 @@
-"""Residuals relative to peers: log ratios less the part that all ranks share. Pure."""
+"""Residuals relative to peers: log ratios less the part that all ranks share."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
 
-BLOM = 0.375  # of a rank in an ordered sample of normal values
-MIN_PEERS = 2  # fewer can not tell a common disturbance from their own
+BLOM = 0.375  # constant of Blom's approximation of normal order statistics
+MIN_PEERS = 2  # with fewer, a common disturbance is indistinguishable from the peer's own
 
 
 def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Array:
@@ -61,8 +61,9 @@ def _less(log_ratio: Array, common: Array, num_witnesses: int) -> Array:
 
 
 def medians_without_one(values: Array) -> Array:
-    """For each value the median of all the others along the last axis that are finite; NaN where
-    there is none. Sorted once: the others' middle is one of the three in the middle of all.
+    """For each value, the median of all other finite values along the last axis; NaN without any.
+
+    Sorts once: the median of the others is determined by the middle three of all.
     """
     known = np.isfinite(values)
     if known.all():
@@ -74,7 +75,7 @@ def medians_without_one(values: Array) -> Array:
     position = np.arange(values.shape[-1])
     left = num_known - (position < num_known)
     low, high = (left - 1) // 2, left // 2
-    # Beyond its own place each is one further; a NaN stands behind all of them.
+    # Positions at or beyond the value's own shift by one, because it is left out.
     low, high = low + (position <= low), high + (position <= high)
     last = values.shape[-1] - 1
     by_position = 0.5 * (

@@ -1,21 +1,21 @@
-"""Robust statistics: constants for normal errors, medians of tables with gaps. Pure."""
+"""Robust statistics: constants for normal errors, quantiles of tables with gaps."""
 
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array
 
 MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation
-MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean
-HUBER_K = 1.345  # Huber's bend with 95 % efficiency
+MEDIAN_ERROR = 1.2533  # standard error of a median, relative to that of a mean
+HUBER_K = 1.345  # Huber's tuning constant for 95 % efficiency
 
 
 def column_medians(values: Array, axis: int = 0) -> Array:
-    """Medians of what is finite along an axis; NaN where nothing is."""
+    """Medians of the finite values along an axis; NaN without any."""
     return column_quantiles(values, 0.5, axis)
 
 
 def column_quantiles(values: Array, share: float, axis: int = 0) -> Array:
-    """Quantiles of what is finite along an axis, linear between values; NaN where nothing is."""
+    """Quantiles of the finite values along an axis, linearly interpolated; NaN without any."""
     if not values.shape[axis]:
         return np.full(np.delete(values.shape, axis), np.nan)
     ascending = np.sort(values, axis=axis)  # NaN last
@@ -29,6 +29,6 @@ def column_quantiles(values: Array, share: float, axis: int = 0) -> Array:
 
 
 def robust_scale(values: Array) -> float:
-    """One sigma around 0 by the median of absolute values; 0.0 where there are none."""
+    """One sigma about 0 from the median absolute value of the finite values; 0.0 without any."""
     values = np.abs(values[np.isfinite(values)])
     return MAD_TO_SIGMA * float(np.median(values)) if len(values) else 0.0

@@ -1,23 +1,28 @@
-"""What a time takes of each thing that may explain it: slopes by robust least squares. Pure."""
+"""Robust linear regression through the origin: slopes of a time against its possible causes."""
 
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.robust import HUBER_K, MAD_TO_SIGMA, column_medians, robust_scale
 
-ITERATIONS = 5  # of Huber weights
-NO_SPREAD = 1e-9  # of what varies: less is rounding
-RIDGE = 1e-3  # of a regressor's own spread: keeps collinear ones apart
-FAR = 5.0  # sigmas of a regressor beyond which a row says little at first: it may be a hiccup
-GROSS = 20.0  # sigmas of the rest beyond which it is one
+ITERATIONS = 5  # re-weightings (Huber)
+NO_SPREAD = 1e-9  # scale below which a column is constant up to rounding
+RIDGE = 1e-3  # relative to a regressor's scale: makes collinear regressors identifiable
+FAR = 5.0  # sigmas of a regressor beyond which a row is down-weighted in the first round
+GROSS = 20.0  # sigmas of the residual beyond which a row is an outlier
 
 
 def work_slopes(columns: Array, target: Array) -> Array:
-    """What the target takes of each regressor.
+    """Slopes of the target against each regressor [regressors].
 
-    A hiccup among the regressors (another stage's, which is no work of this one) must not bend the
-    slopes, and much work tells most of all: rows that lie far out count for little in a first round
-    (Mallows 1975), in full in a second one where they agree with the first.
+    Two rounds: an outlier in a regressor (another stage's stall, which is no work of this one) must
+    not bias the slopes, while rows with much work are the most informative. Rows far out are
+    down-weighted in the first round (Mallows 1975) and count in full in the second if they agree
+    with the first.
+
+    Args:
+        columns: [rows, regressors].
+        target: [rows].
     """
     sigmas = MAD_TO_SIGMA * column_medians(np.abs(columns))
     scale = np.where(sigmas > NO_SPREAD, sigmas, _root_mean_square(columns))
@@ -29,16 +34,25 @@ def work_slopes(columns: Array, target: Array) -> Array:
 
 
 def shared_slope(peers: Array, own: Array) -> float:
-    """The part of the peers' changes that a rank has, too, 0 to 1; a jump of all tells most."""
+    """Fraction, 0 to 1, of the peers' changes that a rank shares; large common changes weigh most.
+
+    Args:
+        peers: [rows] changes of the peers' median.
+        own: [rows] changes of the rank.
+    """
     column = peers[:, None]
     slope = _huber(column, own, _root_mean_square(column), np.ones(len(column)))[0]
     return float(np.clip(slope, 0.0, 1.0))
 
 
 def _huber(columns: Array, target: Array, scale: Array, trusted: Array) -> Array:
-    """Slopes through the origin, Huber weights, a ridge that leaves unseen directions at 0.
+    """Slopes through the origin with Huber weights; a ridge keeps undetermined directions at 0.
 
-    scale: of each column; trusted: weights of rows, whatever they tell.
+    Args:
+        columns: [rows, regressors].
+        target: [rows].
+        scale: [regressors] unit of each column.
+        trusted: [rows] prior weights of the rows.
     """
     slopes: Array = np.zeros(columns.shape[1])
     if len(columns) <= columns.shape[1] or not (scale > NO_SPREAD).any():
