@@ -13,6 +13,7 @@ import numpy as np
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level.step_time_model import StepTimes, UsableSteps
 from pacekeeper.predictor.stats.change_points import (
+    PATIENT_BLOCKS,
     SMALLER_THIRD,
     block_means,
     block_starts,
@@ -25,6 +26,7 @@ RESOLUTION_SHARE = 0.01  # of a block: a coarser clock gets larger blocks
 SIGMA_FLOOR = 0.005  # of a block's mean: no host is steadier
 HEALTHY_SHARE = 0.2  # of a run (or of a work class), at least: the pace of its fastest steps
 NORMAL_20TH = 0.8416  # sigmas that the 20th percentile lies below the mean
+LEAST_LASTING = 8 * PATIENT_BLOCKS  # that show how noise lasts, where no work is left unexplained
 MIN_CLASS_BLOCKS = 8  # fewer have no level of their own to be judged by
 
 
@@ -74,7 +76,10 @@ def blocks_of(pace: StepTimes, size: int, known_by: Knowledge) -> Blocks:
     can_judge = np.isfinite(ratio)
     ratio, kind = ratio[can_judge], kind[can_judge]
     grain = pace.resolution_s / (size * float(np.nanmedian(pace.observed_s)))
-    spread = max(grain, noise(ratio, pace.lasting_noise, quantile=SMALLER_THIRD))
+    lasting = pace.lasting_noise
+    if known_by is Knowledge.WORK and ratio.size < LEAST_LASTING:
+        lasting = 0.0  # what so few blocks show of it is chance, or the fault itself
+    spread = max(grain, noise(ratio, lasting, quantile=SMALLER_THIRD))
     sigma = max(SIGMA_FLOOR, spread)
     health = np.zeros(ratio.size)
     for one in np.unique(kind):

@@ -14,7 +14,6 @@ SPIKE_FLOOR = 0.02  # of the value: nearer than this is no spike
 PATTERN = 5  # neighbours that stick out as far: it is a pace that the series keeps, no spike
 LONGEST_LEVEL = 2048  # blocks; a longer one is cut in pieces, to bound the work
 PATIENT_BLOCKS = 4  # noise that lasts is measured over so many blocks together
-LEAST_PATIENT = 8
 LEAST_FOR_TWO = 3 * PATIENT_BLOCKS  # blocks that two levels are told apart in
 TWO_LEVELS_LEAVE = sqrt(1.0 - 2.0 / pi)  # of the sigma of a normal distribution (Lloyd-Max)
 # Lasting noise of a random walk over that of its differences. What exceeds it has edges.
@@ -107,14 +106,8 @@ def noise(
 
 
 def lasting_noise(values: Array, *, quantile: tuple[float, float] = MIDDLE) -> float:
-    """Sigma of one block's mean as means of PATIENT_BLOCKS blocks tell it.
-
-    0 for fewer than LEAST_PATIENT of these: quantiles of so few are chance, or the fault itself.
-    """
-    means = _patient_means(values)
-    if means.size < LEAST_PATIENT:
-        return 0.0
-    return _of_differences(means, quantile) * sqrt(PATIENT_BLOCKS)
+    """Sigma of one block's mean as means of PATIENT_BLOCKS blocks tell it."""
+    return _of_differences(_patient_means(values), quantile) * sqrt(PATIENT_BLOCKS)
 
 
 def common_lasting_noise(rows: Array) -> float:
