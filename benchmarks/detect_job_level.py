@@ -262,6 +262,7 @@ def alarm_rate(series_s: Array, asked: float, expected: float, seed: int) -> flo
             if found.size:
                 alarms += found.size
                 charts = with_findings(charts, found)
+                limits = limits_of(asked, step_s, charts.excursions)
             held = np.where(suspicion <= QUIET_SUSPICION, 0.0, held + 1.0)
             is_learnt = (held == 0.0) | (held > HELD_STEPS)
         quiet[:-1, is_learnt], quiet[-1, is_learnt] = quiet[1:, is_learnt], sample[is_learnt]

@@ -39,6 +39,7 @@ from pacekeeper.predictor.stats.robust import (
 
 TRUSTED_BLOCKS = TRUSTED_SAMPLES // BLOCK_STEPS
 LEAST_SIGMA = 1e-6
+CUT_OFF = 0.5 * (1.0 + cusum.CEILING)
 LEAST_BETWEEN = 8.0  # blocks between two false alarms, however many are asked for
 
 
@@ -118,11 +119,11 @@ def fold_block(
 def with_findings(charts: Charts, jobs: Positions) -> Charts:
     """Begin anew the charts of jobs that are found slow.
 
-    The excursions end there, and count as high as they were found: were they left out, thresholds
-    would sink with each alarm; counted as high as a fault may rise, it would hide its return.
+    The finding cuts an excursion off: it counts as high as the middle between where it was found
+    and the charts' ceiling. Were it left out, thresholds would sink with each alarm.
     """
     levels, rises, excursions = charts.levels.copy(), charts.rises.copy(), charts.excursions
-    counts = excursions.counts + np.stack([by_height(own) for own in rises[:, jobs]])
+    counts = excursions.counts + np.stack([by_height(CUT_OFF * own) for own in rises[:, jobs]])
     levels[:, jobs] = rises[:, jobs] = 0.0
     return replace(
         charts, levels=levels, rises=rises, excursions=replace(excursions, counts=counts)
