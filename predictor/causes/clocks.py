@@ -1,7 +1,7 @@
-"""Rules for low clocks of a device: counters of throttling, the mask of reasons, clock rates. Pure.
+"""Rules for low clocks of a device: throttling counters, clock-event reasons, clock rates.
 
-A counter of time has no gaps, while the mask of clock events shows one moment of each second. So
-counters are read first, and the mask adds a reason only where it is more certain.
+A counter of time has no gaps, while the mask of clock events shows one instant per second. Counters
+are therefore read first, and the mask adds a reason only if it is more certain.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from pacekeeper.predictor.causes.evidence import (
 )
 
 CLOCK_APART = 1.10  # clocks this factor apart: the smallest slowdown worth a finding
-THROTTLED = 1.05  # a clock this factor below its maximum is held down
+THROTTLED = 1.05  # a clock this factor below its maximum is throttled
 HELD_RATIO = 0.10  # of the time: at half the clock, the smallest slowdown worth a finding
 
 # NVML's clock-event reasons (nvml.h, nvmlClocksEventReasons), with the field that counts the time
-# of each, if any. A thermal limit, a power brake or a hardware slowdown is proof once the clock is
-# low too; the other reasons are common in health and count only where peers do not have them.
+# of each, if any. A thermal limit, a power brake or a hardware slowdown is proof if the clock is
+# low too; the other reasons are common in health and count only if peers do not have them.
 _Reason = tuple[int, str, CauseKind, str]
 _HARD: tuple[_Reason, ...] = (
     (0x40, "hw_thermal_held_s", CauseKind.THERMAL, "hardware thermal slowdown"),
@@ -55,7 +55,7 @@ REASONS: tuple[_Reason, ...] = (*_HARD, *_SOFT)
 
 
 def held_time(symptoms: Symptoms) -> RuleResult:
-    """The shares of the time since the onset in which clocks were held down, by reason."""
+    """Find reasons that throttled the clocks, by their share of the time since the onset."""
     subject = "time clocks were held down"
     own = symptoms.device
     if own is None or all(_share(own, field) is None for _, field, _, _ in REASONS):
@@ -64,7 +64,7 @@ def held_time(symptoms: Symptoms) -> RuleResult:
 
 
 def clock_events(symptoms: Symptoms) -> RuleResult:
-    """The reasons that the device itself gives for a low clock."""
+    """Find the reasons that the device itself reports for a low clock."""
     subject = "clock events"
     own = symptoms.device
     if own is None or not measured_values([s.clock_event_reasons for s in own.busy]):
@@ -72,7 +72,7 @@ def clock_events(symptoms: Symptoms) -> RuleResult:
     counted, causes = _held(symptoms), []
     for reason in REASONS:
         bit, _, _, name = reason
-        among = _asked(symptoms, partial(_has_event, bit=bit))
+        among = _compare(symptoms, partial(_has_event, bit=bit))
         if not _has_event(own, bit) or among.is_refuted:
             continue
         count = sum(bool((s.clock_event_reasons or 0) & bit) for s in own.busy)
@@ -84,13 +84,13 @@ def clock_events(symptoms: Symptoms) -> RuleResult:
 
 
 def sm_clock(symptoms: Symptoms) -> RuleResult:
-    """The compute clock against its peers', or its own maximum where there are none."""
+    """Compare the compute clock with its peers', or with its own maximum without any."""
     subject = "SM clock"
     own = symptoms.device
     mine = None if own is None else _lowest_clock(own)
     if own is None or mine is None:
         return RuleResult(subject=subject, is_reported=False)
-    among = _asked(symptoms, lambda peer: _shares_clock(peer, mine))
+    among = _compare(symptoms, lambda peer: _shares_clock(peer, mine))
     theirs = measured_values([_lowest_clock(peer) for peer in symptoms.alike])
     top = max(measured_values([s.sm_clock_max_mhz for s in own.busy]), default=None)
     healthy = median(theirs) if theirs else top
@@ -109,7 +109,7 @@ def sm_clock(symptoms: Symptoms) -> RuleResult:
 
 
 def clock_setting(symptoms: Symptoms) -> RuleResult:
-    """An application clock that is set lower than the peers' is a setting, and lasts."""
+    """Find an application clock that is set lower than the peers'."""
 
     def causes(mine: float, theirs: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not theirs:
@@ -128,7 +128,7 @@ def clock_setting(symptoms: Symptoms) -> RuleResult:
 
 
 def _held(symptoms: Symptoms) -> dict[str, Cause]:
-    """By its name: each reason that held the clocks down for long since the onset."""
+    """Return the cause of each reason that throttled the clocks since the onset, by its name."""
     own = symptoms.device
     found: dict[str, Cause] = {}
     for reason in REASONS:
@@ -157,7 +157,7 @@ def _cause(symptoms: Symptoms, reason: _Reason, among: PeerComparison, words: st
     return Cause(kind=kind, sure=among.sure(most), words=words, not_seen=not_seen)
 
 
-def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
+def _compare(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
     return compare_with_peers(symptoms.alike, shares)
 
 
@@ -198,6 +198,6 @@ def _share(window: DeviceWindow, field: str) -> float | None:
         counted, later = getattr(before, field, None), getattr(after, field, None)
         passed_s = after.sampled_s - before.sampled_s
         if counted is not None and later is not None and passed_s > 0.0:
-            # A counter that began anew has counted nothing that can be told.
+            # A counter that was reset counts as no growth.
             shares.append(min(1.0, max(0.0, later - counted) / passed_s))
     return max(shares, default=None)

@@ -1,6 +1,7 @@
-"""Rules for errors that a device's links, memory and driver report, one for each kind. Pure.
+"""Rules for errors that a device's links, memory and driver report, one for each kind.
 
-Like `devices.py`: the worst since the onset, and only where healthy peers do not show it too.
+As in `devices.py`, the worst sample since the onset counts, and only if healthy peers do not share
+it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,7 @@ _Question = Callable[[DeviceWindow], bool | None]
 
 
 def lost(symptoms: Symptoms) -> RuleResult:
-    """The device fell off its bus, or must be reset."""
+    """Find a device that fell off its bus or must be reset."""
     words = "the device is lost: it answers its driver no more"
     return _flagged(symptoms, "loss", _is_lost, CauseKind.LOST, Tier.CONFIRMED, lambda _: words)
 
@@ -109,7 +110,7 @@ def xids(symptoms: Symptoms) -> RuleResult:
 
 
 def nvlink(symptoms: Symptoms) -> RuleResult:
-    """Links that are down or slower than the peers'; a device is its own witness of the former."""
+    """Find links that are down, or slower than the peers'. Links that are down need no peer."""
     subject = "NVLinks"
     own = symptoms.device
     down = None if own is None else _links_down(own)
@@ -135,7 +136,7 @@ def nvlink(symptoms: Symptoms) -> RuleResult:
 
 
 def nvlink_errors(symptoms: Symptoms) -> RuleResult:
-    """Packets damaged or sent again, links trained anew; a few are common in health."""
+    """Find packets damaged or retransmitted and links retrained; a few are common in health."""
     fields = {
         "nvlink_errors": "damaged NVLink packets",
         "nvlink_replays": "NVLink replays",
@@ -145,7 +146,7 @@ def nvlink_errors(symptoms: Symptoms) -> RuleResult:
 
 
 def pcie_errors(symptoms: Symptoms) -> RuleResult:
-    """Errors that the link corrected slow it; those it did not are worse."""
+    """Find PCIe errors: corrected ones slow the link, uncorrected ones are worse."""
     corrected = {"pcie_errors": "corrected PCIe errors", "pcie_recoveries": "PCIe recoveries"}
     soft = _counted(symptoms, "PCIe errors", corrected, CauseKind.PCIE, Tier.SUSPECTED)
     fatal = {"pcie_fatal_errors": "uncorrected PCIe errors"}
@@ -164,7 +165,7 @@ def ecc_corrected(symptoms: Symptoms) -> RuleResult:
 
 
 def rows(symptoms: Symptoms) -> RuleResult:
-    """Damaged rows of memory that wait for a reset, or for which there is no spare."""
+    """Find damaged rows of memory that wait for a reset, or without a spare row."""
     subject = "row remapping"
     failed = _flagged(
         symptoms,
@@ -193,11 +194,11 @@ def recovery(symptoms: Symptoms) -> RuleResult:
 
     def words(others: str) -> str:
         assert symptoms.device is not None
-        action = max(_told_health(symptoms.device, "recovery_action"))
+        action = max(_health_values(symptoms.device, "recovery_action"))
         return f"the driver asks for {_RECOVERIES.get(action, f'action {action}')} ({others})"
 
     def is_asked(window: DeviceWindow) -> bool | None:
-        actions = _told_health(window, "recovery_action")
+        actions = _health_values(window, "recovery_action")
         return any(action != HARMLESS_RECOVERY for action in actions) if actions else None
 
     return _flagged(symptoms, "recovery action", is_asked, CauseKind.DRIVER, Tier.PROBABLE, words)
@@ -226,7 +227,7 @@ def _flagged(
     most: Tier,
     words: Callable[[str], str],
 ) -> RuleResult:
-    """A cause where the device shows it and most of its peers do not."""
+    """Return a cause if the device shows the condition and most of its peers do not."""
 
     def causes(mine: bool, _: Sequence[bool], among: PeerComparison) -> Sequence[Cause]:
         return (_cause(kind, among.sure(most), words(among.words)),) if mine else ()
@@ -237,15 +238,15 @@ def _flagged(
 def _counted(
     symptoms: Symptoms, subject: str, fields: Mapping[str, str], kind: CauseKind, most: Tier
 ) -> RuleResult:
-    """A cause for each counter that grew since the onset."""
-    looks = [
+    """Return a cause for each counter that grew since the onset."""
+    results = [
         counted(symptoms, subject, what, partial(_growth, field=field), kind, most)
         for field, what in fields.items()
     ]
     return RuleResult(
         subject=subject,
-        is_reported=any(look.is_reported for look in looks),
-        causes=tuple(cause for look in looks for cause in look.causes),
+        is_reported=any(result.is_reported for result in results),
+        causes=tuple(cause for result in results for cause in result.causes),
     )
 
 
@@ -254,16 +255,16 @@ def _cause(kind: CauseKind, sure: Tier, words: str) -> Cause:
 
 
 def _growth(window: DeviceWindow, field: str) -> int | None:
-    """Since the last sample before the onset."""
+    """Growth of a counter since the last sample before the onset."""
     return grown([getattr(s.health, field, None) for s in window.since_before])
 
 
-def _told_health(window: DeviceWindow, field: str) -> list[int]:
+def _health_values(window: DeviceWindow, field: str) -> list[int]:
     return measured_values([getattr(s.health, field, None) for s in window.during])
 
 
 def _any(window: DeviceWindow, field: str) -> bool | None:
-    values = _told_health(window, field)
+    values = _health_values(window, field)
     return any(values) if values else None
 
 
@@ -272,13 +273,16 @@ def _is_lost(window: DeviceWindow) -> bool | None:
 
 
 def _new_xids(window: DeviceWindow) -> tuple[int, ...] | None:
-    """Return codes since the onset, oldest first; of very many the newest. None: not observed."""
-    told_by = [(s.health.num_xids, s.health.xids) for s in window.since_before if s.health]
-    heard = [(count, xids) for count, xids in told_by if count is not None and xids is not None]
-    if len(heard) < 2:
+    """Return the codes since the onset, oldest first; None: not observed.
+
+    Samples hold only the newest of very many.
+    """
+    all_counts = [(s.health.num_xids, s.health.xids) for s in window.since_before if s.health]
+    known = [(count, xids) for count, xids in all_counts if count is not None and xids is not None]
+    if len(known) < 2:
         return None
     found: list[int] = []
-    for (before, _), (after, xids) in pairwise(heard):
+    for (before, _), (after, xids) in pairwise(known):
         if after > before:
             found += xids[before - after :]
     return tuple(found)

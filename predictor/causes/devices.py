@@ -1,8 +1,8 @@
-"""Rules for device samples that explain a slow rank, one for each reading of NVML. Pure.
+"""Rules for device samples that explain a slow rank, one for each reading of NVML.
 
-A reading accuses only under load and only where peers of the same model, which are not slow, do
-not show it too. Every rule takes the worst sample since the onset, of the device and of its peers
-alike: one more sample of a device never makes its rule less sure.
+A reading is a cause only under load and only if peers of the same model, which are not slow, do not
+share it. Every rule takes the worst sample since the onset, for the device and its peers alike: one
+more sample of a device never lowers the certainty of its rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +30,16 @@ AT_LIMIT_RATIO = 0.97
 LESS_POWER = 1.05
 HOT_MEMORY_CELSIUS = 95.0  # near the limit of present HBM
 NEAR_CELSIUS = 3.0  # to the temperature at which clocks go down
-LESS_ACTIVE = 1.25  # times: who works on kernels and waits for nobody is busier than its peers
+LESS_ACTIVE = 1.25  # factor: peers this much busier than a device show that it waits
 
 
 def temperature(symptoms: Symptoms) -> RuleResult:
-    """Heat alone slows nothing: never more than suspected."""
+    """Find a hot device. Heat alone does not slow it: SUSPECTED at most."""
     return _heat(symptoms, "temperature", _hottest, hot=HOT_CELSIUS, own="", theirs="its peers had")
 
 
 def memory_temperature(symptoms: Symptoms) -> RuleResult:
-    """Hot memory slows its clock; like heat, never more than suspected."""
+    """Find hot memory, which lowers its clock: SUSPECTED at most."""
     return _heat(
         symptoms,
         "memory temperature",
@@ -51,7 +51,7 @@ def memory_temperature(symptoms: Symptoms) -> RuleResult:
 
 
 def margin(symptoms: Symptoms) -> RuleResult:
-    """The device's own measure of heat: degrees until its clocks go down."""
+    """Find a device within few degrees of the temperature at which its clocks are lowered."""
 
     def causes(mine: float, _: Sequence[float], among: PeerComparison) -> Sequence[Cause]:
         if mine > NEAR_CELSIUS:
@@ -69,7 +69,10 @@ def margin(symptoms: Symptoms) -> RuleResult:
 
 
 def power(symptoms: Symptoms) -> RuleResult:
-    """A lower limit than the peers' is a setting; running at it is common in health."""
+    """Find a power limit below the peers' or the default, and a device that runs at its limit.
+
+    A lower limit is a setting; running at the limit is common in health.
+    """
     subject = "power"
     own = symptoms.device
     limit = None if own is None else _limit(own)
@@ -81,7 +84,7 @@ def power(symptoms: Symptoms) -> RuleResult:
     if theirs and not among.is_refuted:
         words = f"its power limit is {limit:.0f} W, its peers' {median(theirs):.0f} W"
         causes.append(Cause(kind=CauseKind.POWER, sure=Tier.PROBABLE, words=words))
-    at_limit = _asked(symptoms, _is_at_limit)
+    at_limit = _compare(symptoms, _is_at_limit)
     default = None if theirs else _default_limit(own)
     if default is not None and limit * LESS_POWER <= default:
         words = f"its power limit is set to {limit:.0f} W, by default it is {default:.0f} W"
@@ -93,7 +96,7 @@ def power(symptoms: Symptoms) -> RuleResult:
 
 
 def pcie_link(symptoms: Symptoms) -> RuleResult:
-    """A link that trained down: below its peers' or, without any, below its own best."""
+    """Find a link that trained down: below its peers' or, without any, below its own maximum."""
     subject = "PCIe link"
     own = symptoms.device
     if own is None:
@@ -118,21 +121,21 @@ def pcie_link(symptoms: Symptoms) -> RuleResult:
 
 
 def pcie_replays(symptoms: Symptoms) -> RuleResult:
-    """Packets sent again since the onset; a few are common in health."""
+    """Find packets retransmitted since the onset; a few are common in health."""
     return _counted(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
 
 
 def ecc(symptoms: Symptoms) -> RuleResult:
-    """Uncorrected memory errors since the onset."""
+    """Find uncorrected memory errors since the onset."""
     kind = CauseKind.MEMORY_ERRORS
     return _counted(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
 
 
 def foreign_processes(symptoms: Symptoms) -> RuleResult:
-    """Find processes on the device that are no ranks of the job.
+    """Find processes on the device that are not ranks of the job.
 
-    NVML gives numbers of the host's namespace: where no rank of the job is among them, the numbers
-    can not be compared and say nothing.
+    NVML reports process IDs of the host's namespace. If no rank of the job is among them, the
+    namespaces differ, and the reading is ignored.
     """
 
     def causes(
@@ -148,14 +151,14 @@ def foreign_processes(symptoms: Symptoms) -> RuleResult:
     return apply_rule(
         symptoms,
         "processes on the device",
-        _strangers,
+        _foreign_pids,
         is_alike=lambda peers, _: bool(peers),
         causes=causes,
     )
 
 
 def idleness(symptoms: Symptoms) -> RuleResult:
-    """A device that idles while its peers work waits for its node: a hint, not a proof."""
+    """Find a device that idles while its peers work: its node feeds it too slowly (a hint)."""
 
     def causes(mine: bool, _: Sequence[bool], among: PeerComparison) -> Sequence[Cause]:
         if not mine or not among.reported:
@@ -167,7 +170,7 @@ def idleness(symptoms: Symptoms) -> RuleResult:
 
 
 def activity(symptoms: Symptoms) -> RuleResult:
-    """Multiprocessors that work less than the peers' wait for their node: a hint, as idling is."""
+    """Find multiprocessors less active than the peers': they wait for the node (a hint)."""
 
     def causes(mine: float, theirs: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not theirs:
@@ -194,7 +197,10 @@ def _heat(
     own: str,
     theirs: str,
 ) -> RuleResult:
-    """Hotter than the peers or, without any, `hot`; `own` and `theirs`: how the reason begins."""
+    """Return a cause if hotter than the peers or, without any, than `hot`.
+
+    `own` and `theirs` begin the two parts of the reason.
+    """
 
     def causes(mine: float, peers: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
         if not peers and mine < hot:
@@ -216,7 +222,7 @@ def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: T
     return counted(symptoms, what, what, lambda window: _growth(window, field), kind, most)
 
 
-def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
+def _compare(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
     return compare_with_peers(symptoms.alike, shares)
 
 
@@ -262,11 +268,11 @@ def _least(window: DeviceWindow, field: str) -> float | None:
 
 
 def _growth(window: DeviceWindow, field: str) -> int | None:
-    """Since the last sample before the onset."""
+    """Growth of a counter since the last sample before the onset."""
     return grown([getattr(s, field) for s in window.since_before])
 
 
-def _strangers(window: DeviceWindow) -> frozenset[int] | None:
+def _foreign_pids(window: DeviceWindow) -> frozenset[int] | None:
     lists = measured_values([s.processes for s in window.during])
     pids = frozenset(pid for each in lists for pid in each)
     return pids - window.pids if pids & window.pids else None

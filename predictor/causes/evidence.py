@@ -1,6 +1,6 @@
-"""Samples of a rank's device, host and thread around an onset, compared with its peers'. Pure.
+"""Samples of a rank's device, host and thread around an onset, compared with its peers'.
 
-Times are of each sample's own node and compared with the onset on that node only.
+Sample times are on the clock of their node and compared with the onset on that node only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 SLACK_S = 2.0  # a sample this much before the onset still shows it: sampled each second, rounded
-BUSY_RATIO = 0.5  # below it a device saves power: its clocks and its link say nothing
+BUSY_RATIO = 0.5  # below it a device saves power: clock rates and link state are not evidence
 IDLE = 0x1  # NVML clock event: nothing runs on the device
 
 S = TypeVar("S", DeviceSample, HostSample)
@@ -29,22 +29,22 @@ class CauseKind(StrEnum):
     FOREIGN_PROCESS = "foreign_process"
     NVLINK = "nvlink"
     DRIVER = "driver"
-    LOST = "lost"  # the device answers no more
+    LOST = "lost"  # the device no longer responds
     NETWORK = "network"
     STARVED = "starved"  # the device waits for its host
-    FROZEN = "frozen"  # the thread neither ran nor wanted to
-    CORE_TAKEN = "core_taken"  # the thread wanted to run, its core was someone else's
+    FROZEN = "frozen"  # the thread neither ran nor was runnable
+    CORE_TAKEN = "core_taken"  # the thread was runnable, another task had its core
     HOST = "host"
-    UNKNOWN = "unknown"  # nothing was seen; the words say where was looked
+    UNKNOWN = "unknown"  # no cause found; the text lists the missing samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """An observation that would explain a slow rank, or (kind UNKNOWN) that there was none.
+    """An observation that would explain a slow rank, or (kind UNKNOWN) the absence of any.
 
     Attributes:
         not_seen: signals that would prove or show it and were not reported.
-        normal: of kind UNKNOWN: the signals that were examined and not unusual.
+        normal: for kind UNKNOWN, the signals that were examined and not unusual.
     """
 
     kind: CauseKind
@@ -56,7 +56,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleResult:
-    """The causes that one rule found; `is_reported` is False where its signal is missing."""
+    """The causes that one rule found; `is_reported` is False if its signal is missing."""
 
     subject: str
     is_reported: bool = True
@@ -77,7 +77,7 @@ class _Window(Generic[S]):
 
     @property
     def since_before(self) -> tuple[S, ...]:
-        """Samples since the onset and the last one before it: counters grow between them."""
+        """Samples since the onset, preceded by the last one before it: counters grow in between."""
         during = self.during
         return self.samples[-len(during) - 1 :] if during else ()
 
@@ -100,7 +100,7 @@ class DeviceWindow(_Window[DeviceSample]):
 
     @property
     def model(self) -> str:
-        """The model of the device; empty: not known."""
+        """The model of the device; empty if unknown."""
         return self.samples[-1].name if self.samples else ""
 
 
@@ -111,7 +111,7 @@ class HostWindow(_Window[HostSample]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
-    """Where one rank's thread spent the newest step. None: its clock does not report it."""
+    """Times of one rank's thread in the newest step, None if its clock does not report them."""
 
     compute_s: float
     run_queue_s: float | None = None
@@ -120,10 +120,13 @@ class ThreadTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptoms:
-    """All that is known of a slow rank and of ranks of the same role that are not slow.
+    """Observations of a slow rank and of ranks of the same role that are not slow.
 
-    `slowdown` is what is to be explained, observed / expected time (None: not known);
-    `neighbours` counts those on its own node; `peer_hosts` are the nodes of the others.
+    Attributes:
+        slowdown: observed / expected time, which is to be explained; None: unknown.
+        peers: devices of the peers.
+        neighbours: number of peers on the rank's own node.
+        peer_hosts: the nodes of the other peers.
     """
 
     slowdown: float | None = None
@@ -137,21 +140,21 @@ class Symptoms:
 
     @property
     def alike(self) -> tuple[DeviceWindow, ...]:
-        """Peers with a device of the same model: others have other clocks, limits and links."""
+        """Peers with the same model of device: other models have other clocks, limits and links."""
         own = "" if self.device is None else self.device.model
         return tuple(peer for peer in self.peers if peer.model == own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerComparison:
-    """How many peers report the same reading, and how many of them show what the slow one shows."""
+    """Number of peers that report a reading, and how many of them share the slow rank's value."""
 
     reported: int
     shared: int
 
     @property
     def is_refuted(self) -> bool:
-        """Whether half or more of the peers, which are not slow, show it too: it is no cause."""
+        """Whether at least half of the peers share it: they are not slow, so it is no cause."""
         return self.shared > 0 and 2 * self.shared >= self.reported
 
     @property
@@ -161,12 +164,12 @@ class PeerComparison:
         return f"{self.shared or 'none'} of {self.reported} peers"
 
     def sure(self, most: Tier) -> Tier:
-        """Return `most` if a peer reports the reading, else one tier less."""
+        """Return `most` if a peer reports the reading, else the next lower tier."""
         return most if self.reported else lower(most)
 
 
 def compare_with_peers(peers: Sequence[T], shares: Callable[[T], bool | None]) -> PeerComparison:
-    """Count peers that share a reading. `shares` returns None for one that did not report it."""
+    """Count peers that share a reading; `shares` returns None for a peer that did not report it."""
     answers = [answer for peer in peers if (answer := shares(peer)) is not None]
     return PeerComparison(reported=len(answers), shared=sum(answers))
 
@@ -179,10 +182,15 @@ def apply_rule(
     is_alike: Callable[[T, T], bool],
     causes: Callable[[T, Sequence[T], PeerComparison], Sequence[Cause]],
 ) -> RuleResult:
-    """Compare one reading of the device with its peers'; `reading` returns None if not reported.
+    """Compare one reading of the device with its peers'.
 
-    is_alike(a peer's, its own): the peer, which is not slow, shows it too. `causes` is asked, with
-    its own, the peers' and how many of them share it, unless they refute it.
+    Args:
+        symptoms: of the slow rank.
+        subject: name of the signal.
+        reading: returns the reading of a device, None if not reported.
+        is_alike: (a peer's reading, the slow device's) -> whether the healthy peer shares it.
+        causes: called with the device's reading, the peers' readings and their comparison, unless
+            the peers refute it.
     """
     own = None if symptoms.device is None else reading(symptoms.device)
     if own is None:
@@ -213,12 +221,12 @@ def counted(
 
 
 def lower(tier: Tier) -> Tier:
-    """The next tier below; the lowest stays."""
+    """Return the next lower tier; SUSPECTED remains."""
     return Tier.PROBABLE if tier is Tier.CONFIRMED else Tier.SUSPECTED
 
 
 def is_surer(tier: Tier, other: Tier) -> bool:
-    """Strictly."""
+    """Return whether `tier` is strictly more certain than `other`."""
     order = (Tier.SUSPECTED, Tier.PROBABLE, Tier.CONFIRMED)
     return order.index(tier) > order.index(other)
 
@@ -226,7 +234,7 @@ def is_surer(tier: Tier, other: Tier) -> bool:
 def grown(counts: Sequence[int | None]) -> int | None:
     """Return the increments of a counter, oldest first; None: reported less than twice.
 
-    One that began anew, as after a restart of a driver, has grown since then only.
+    A decrease is a reset, as after a restart of the driver, and counts as no growth.
     """
     known = measured_values(counts)
     if len(known) < 2:
@@ -239,7 +247,7 @@ def measured_values(values: Sequence[T | None]) -> list[T]:
     return [value for value in values if value is not None]
 
 
-PEERS = 8  # on the node itself, and as many on others
+PEERS = 8  # maximum on the rank's own node, and on other nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +273,7 @@ class NodeWindow:
 
 
 def peers_of(own: Seat, others: Iterable[tuple[int, Seat]]) -> tuple[int, ...]:
-    """Ranks of the same role among `others`: neighbours, and some of other nodes."""
+    """Return ranks of the same role among `others`: on the same node, and some on other nodes."""
     near: list[int] = []
     far: dict[str, list[int]] = {}
     for rank, seat in others:
@@ -275,7 +283,7 @@ def peers_of(own: Seat, others: Iterable[tuple[int, Seat]]) -> tuple[int, ...]:
             near.append(rank)
         else:
             far.setdefault(seat.node, []).append(rank)
-    # One of each node first: hosts are compared too.
+    # One rank of each node first, because hosts are compared too.
     by_turn = sorted((turn, rank) for ranks in far.values() for turn, rank in enumerate(ranks))
     return (*near[:PEERS], *(rank for _, rank in by_turn[:PEERS]))
 
@@ -292,7 +300,7 @@ def symptoms_of(
     """Collect the symptoms of a slow rank and of peers that are not slow. `seats`: of all ranks."""
     own = seats[rank]
     others = {seats[peer].device_uuid: seats[peer] for peer in peers}
-    others.pop(own.device_uuid, None)  # two ranks on one device are no witnesses of each other
+    others.pop(own.device_uuid, None)  # two ranks on one device are no reference for each other
     windows = [_device(nodes, seat) for seat in others.values()]
     names = sorted({seats[peer].node for peer in peers} - {own.node})
     hosts = [_host(nodes, name) for name in names]

@@ -1,7 +1,7 @@
-"""Applies all rules to a slow rank and orders the causes by certainty. Pure.
+"""Applies all rules to a slow rank and orders the causes by certainty.
 
-Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. Where no
-rule finds a cause, the result lists the readings that equalled the peers' and those not reported.
+Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. If no rule finds a cause, the
+result lists the readings that equalled the peers' and those not reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,22 +54,23 @@ MOST_TOLD = 3  # causes in one line
 def explain(symptoms: Symptoms) -> tuple[Cause, ...]:
     """Return the causes, the most certain first, within one tier in the order of `RULES`.
 
-    Never empty: where nothing was seen, the one cause of kind UNKNOWN says where was looked.
+    Never empty: without a finding it is one cause of kind UNKNOWN, which lists the signals
+    examined.
     """
-    looks = [rule(symptoms) for rule in RULES]
-    causes = [cause for look in looks for cause in look.causes]
+    results = [rule(symptoms) for rule in RULES]
+    causes = [cause for result in results for cause in result.causes]
     if not causes:
-        return (_nothing(symptoms, looks),)
+        return (_no_cause(symptoms, results),)
     return tuple(sorted(causes, key=lambda cause: _ORDER[cause.sure]))
 
 
 def is_explained(causes: Sequence[Cause]) -> bool:
-    """Was anything seen at all?"""
+    """Return whether any cause was found."""
     return any(cause.kind is not CauseKind.UNKNOWN for cause in causes)
 
 
 def in_words(causes: Sequence[Cause]) -> str:
-    """Write the surest causes as one line, each with its tier and the signals that are missing.
+    """Format the most certain causes as one line, each with its tier and missing signals.
 
     The signals of a cause of kind UNKNOWN are not part of the line.
     """
@@ -88,14 +89,14 @@ def in_words(causes: Sequence[Cause]) -> str:
 def examined_signals(causes: Sequence[Cause]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the signals that were not unusual and those not reported, if no cause was found.
 
-    Both are empty where a cause was found, or where no signal was reported at all.
+    Both are empty if a cause was found or no signal was reported at all.
     """
     if is_explained(causes) or not causes[0].normal:
         return (), ()
     return causes[0].normal, causes[0].not_seen
 
 
-def _nothing(symptoms: Symptoms, looks: Sequence[RuleResult]) -> Cause:
+def _no_cause(symptoms: Symptoms, results: Sequence[RuleResult]) -> Cause:
     missing = []
     if symptoms.device is None or not symptoms.device.during:
         missing.append("no device samples")
@@ -108,6 +109,6 @@ def _nothing(symptoms: Symptoms, looks: Sequence[RuleResult]) -> Cause:
         kind=CauseKind.UNKNOWN,
         sure=Tier.SUSPECTED,
         words=f"nothing seen: {', '.join(missing)}" if missing else "nothing seen",
-        not_seen=tuple(look.subject for look in looks if not look.is_reported),
-        normal=tuple(look.subject for look in looks if look.is_reported),
+        not_seen=tuple(result.subject for result in results if not result.is_reported),
+        normal=tuple(result.subject for result in results if result.is_reported),
     )

@@ -1,7 +1,8 @@
-"""Rules for samples of a node's kernel and of a rank's thread that explain a slow rank. Pure.
+"""Rules for samples of a node's kernel and of a rank's thread that explain a slow rank.
 
-What a node shows should slow all its ranks alike: healthy neighbours make it doubtful and refute
-it where no other node was without it. What the kernel counted for the very thread is proof.
+A condition of a node should slow all its ranks alike: healthy ranks on the node lower the tier, and
+refute the cause if no other node reports the signal. Times that the kernel counted for the thread
+itself are the strongest evidence.
 """
 
 from collections.abc import Callable
@@ -22,19 +23,19 @@ from pacekeeper.predictor.causes.evidence import (
     measured_values,
 )
 
-PRESSED_RATIO = 0.10  # of the time: what the smallest slowdown worth a finding would cost
+PRESSED_RATIO = 0.10  # of the time: the loss of the smallest slowdown worth a finding
 LOST_RATIO = 0.10
 LOADED = 1.0  # runnable tasks per core
-LEFT_RATIO = 0.05  # of memory: below it the kernel takes pages back all the time
+LEFT_RATIO = 0.05  # of memory: below it the kernel reclaims pages continuously
 SWAPPING_BYTES_PER_S = 1 << 20
-RESENT_RATIO = 0.01  # of TCP segments: beyond it a connection's window collapses again and again
+RESENT_RATIO = 0.01  # of TCP segments: beyond it a connection's window collapses repeatedly
 
 _Reading = Callable[[HostSample], float | None]
 _Worst = Callable[[HostWindow], float | None]
 
 
 def host_load(symptoms: Symptoms) -> RuleResult:
-    """More tasks that want to run than cores (mean of a minute, tasks that wait for disk too)."""
+    """Find a load average above one task per core (1 minute; includes tasks that wait for disk)."""
 
     def per_core(sample: HostSample) -> float | None:
         if sample.load_1min is None or not sample.num_cores:
@@ -44,23 +45,23 @@ def host_load(symptoms: Symptoms) -> RuleResult:
     def words(worst: float) -> str:
         return f"load average {worst:.1f} per core of its node"
 
-    return _judged(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
+    return _if_above_limit(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
 
 
 def cpu_pressure(symptoms: Symptoms) -> RuleResult:
-    """Tasks of the node wait for a core."""
+    """Find tasks of the node that wait for a core."""
     what = "some task of its node waited for a core"
     return _pressure(symptoms, "CPU pressure", lambda s: s.cpu_some_ratio, what, Tier.SUSPECTED)
 
 
 def io_pressure(symptoms: Symptoms) -> RuleResult:
-    """All tasks of the node wait for storage."""
+    """Find times in which all tasks of the node wait for storage."""
     what = "all tasks of its node waited for storage"
     return _pressure(symptoms, "I/O pressure", lambda s: s.io_full_ratio, what, Tier.SUSPECTED)
 
 
 def memory_pressure(symptoms: Symptoms) -> RuleResult:
-    """All tasks of the node wait for memory."""
+    """Find times in which all tasks of the node wait for memory."""
     what = "all tasks of its node waited for memory"
     return _pressure(
         symptoms, "memory pressure", lambda s: s.memory_full_ratio, what, Tier.PROBABLE
@@ -68,7 +69,7 @@ def memory_pressure(symptoms: Symptoms) -> RuleResult:
 
 
 def memory_left(symptoms: Symptoms) -> RuleResult:
-    """The node's memory is nearly full."""
+    """Find a node whose memory is nearly full."""
 
     def used(sample: HostSample) -> float | None:
         if sample.memory_available_bytes is None or not sample.memory_bytes:
@@ -79,7 +80,7 @@ def memory_left(symptoms: Symptoms) -> RuleResult:
         return f"{1.0 - worst:.1%} of its node's memory is left"
 
     limit = 1.0 - LEFT_RATIO
-    return _judged(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
+    return _if_above_limit(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
 
 
 def swapping(symptoms: Symptoms) -> RuleResult:
@@ -88,7 +89,7 @@ def swapping(symptoms: Symptoms) -> RuleResult:
     def words(worst: float) -> str:
         return f"its node reads {worst / 2**20:.1f} MiB/s back from swap"
 
-    return _judged(
+    return _if_above_limit(
         symptoms,
         "swapping",
         lambda s: s.swap_in_bytes_per_s,
@@ -99,13 +100,13 @@ def swapping(symptoms: Symptoms) -> RuleResult:
 
 
 def network(symptoms: Symptoms) -> RuleResult:
-    """Find segments sent again and packets damaged or dropped, which delay messages."""
+    """Find retransmitted TCP segments and interface errors, which delay messages."""
 
     def words(worst: float) -> str:
         return f"its node sent {worst:.1%} of its TCP segments again"
 
     kind = CauseKind.NETWORK
-    resent = _judged(
+    resent = _if_above_limit(
         symptoms,
         "network",
         lambda s: s.tcp_resent_ratio,
@@ -114,7 +115,7 @@ def network(symptoms: Symptoms) -> RuleResult:
         Tier.SUSPECTED,
         kind,
     )
-    errors = _counted(symptoms, "network", "network_errors", "errors on its node's interfaces")
+    errors = _if_grown(symptoms, "network", "network_errors", "errors on its node's interfaces")
     is_reported = resent.is_reported or errors.is_reported
     return RuleResult(
         subject="network", is_reported=is_reported, causes=(*resent.causes, *errors.causes)
@@ -122,7 +123,7 @@ def network(symptoms: Symptoms) -> RuleResult:
 
 
 def fabric(symptoms: Symptoms) -> RuleResult:
-    """Ports of the fabric that are down, and errors on their links."""
+    """Find ports of the fabric that are down, and errors on its links."""
 
     def down(sample: HostSample) -> float | None:
         if sample.fabric_ports is None or sample.fabric_ports_up is None:
@@ -133,8 +134,8 @@ def fabric(symptoms: Symptoms) -> RuleResult:
         return f"{worst:.0f} fabric ports of its node are down"
 
     kind = CauseKind.NETWORK
-    ports = _judged(symptoms, "fabric", down, 0.0, words, Tier.PROBABLE, kind)
-    errors = _counted(symptoms, "fabric", "fabric_errors", "errors on its node's fabric links")
+    ports = _if_above_limit(symptoms, "fabric", down, 0.0, words, Tier.PROBABLE, kind)
+    errors = _if_grown(symptoms, "fabric", "fabric_errors", "errors on its node's fabric links")
     is_reported = ports.is_reported or errors.is_reported
     return RuleResult(
         subject="fabric", is_reported=is_reported, causes=(*ports.causes, *errors.causes)
@@ -150,28 +151,28 @@ def run_queue(symptoms: Symptoms) -> RuleResult:
         whole_s = thread.compute_s + thread.run_queue_s
         return thread.run_queue_s / whole_s if whole_s > 0.0 else 0.0
 
-    return _lost(
+    return _if_time_lost(
         symptoms, "run-queue wait", share, CauseKind.CORE_TAKEN, "waited for a core", Tier.PROBABLE
     )
 
 
 def stall(symptoms: Symptoms) -> RuleResult:
-    """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage.
+    """Find time in which the thread neither ran nor was runnable: stopped, swapped out, on I/O.
 
-    It is part of the compute time, so that it can be compared: only what explains at least half of
-    the slowdown (of its logarithm) is proof.
+    The time is part of the compute time and can be compared with the slowdown: CONFIRMED only if it
+    explains at least half of it (of its logarithm).
     """
 
     def share(thread: ThreadTime) -> float | None:
         if thread.stall_s is None:
             return None
-        # A foreign clock may count otherwise than ours: never more than all of the time.
+        # Another clock may count differently: limited to the whole time.
         return min(1.0, thread.stall_s / thread.compute_s) if thread.compute_s > 0.0 else 0.0
 
     mine, slowdown = symptoms.thread and share(symptoms.thread), symptoms.slowdown
     made = 1.0 / max(1.0 - (mine or 0.0), 1e-3)
     is_enough = slowdown is not None and made**2 >= slowdown
-    return _lost(
+    return _if_time_lost(
         symptoms,
         "stall",
         share,
@@ -187,10 +188,10 @@ def _pressure(
     def words(worst: float) -> str:
         return f"{what} {worst:.0%} of the time"
 
-    return _judged(symptoms, subject, reading, PRESSED_RATIO, words, most)
+    return _if_above_limit(symptoms, subject, reading, PRESSED_RATIO, words, most)
 
 
-def _judged(
+def _if_above_limit(
     symptoms: Symptoms,
     subject: str,
     reading: _Reading,
@@ -199,7 +200,7 @@ def _judged(
     most: Tier,
     kind: CauseKind = CauseKind.HOST,
 ) -> RuleResult:
-    """A cause where the worst sample is above the limit and other nodes stay below it."""
+    """Return a cause if the worst sample is above the limit and other nodes stay below it."""
 
     def worst_of(window: HostWindow) -> float | None:
         return max(measured_values([reading(sample) for sample in window.during]), default=None)
@@ -207,8 +208,8 @@ def _judged(
     return _above(symptoms, subject, worst_of, limit, words, most, kind)
 
 
-def _counted(symptoms: Symptoms, subject: str, field: str, what: str) -> RuleResult:
-    """A cause where a counter of the node grew since the onset and those of other nodes did not."""
+def _if_grown(symptoms: Symptoms, subject: str, field: str, what: str) -> RuleResult:
+    """Return a cause if a counter of the node grew since the onset and other nodes' did not."""
 
     def growth_of(window: HostWindow) -> float | None:
         return grown([getattr(sample, field) for sample in window.since_before])
@@ -236,8 +237,8 @@ def _above(
         symptoms.peer_hosts, lambda host: None if (w := worst_of(host)) is None else w > limit
     )
     neighbours = symptoms.neighbours
-    is_everybodys = neighbours > 0 and not among.reported  # all who share the reading are healthy
-    if mine <= limit or among.is_refuted or is_everybodys:
+    is_shared = neighbours > 0 and not among.reported  # all other ranks with it are healthy
+    if mine <= limit or among.is_refuted or is_shared:
         return RuleResult(subject=subject)
     if among.reported:
         others = f"{among.shared or 'none'} of {among.reported} other nodes"
@@ -253,7 +254,7 @@ def _above(
     return RuleResult(subject=subject, causes=(cause,))
 
 
-def _lost(
+def _if_time_lost(
     symptoms: Symptoms,
     subject: str,
     share: Callable[[ThreadTime], float | None],
@@ -261,7 +262,7 @@ def _lost(
     what: str,
     most: Tier,
 ) -> RuleResult:
-    """A cause where the thread lost clearly more of its time than its peers did."""
+    """Return a cause if the thread lost clearly more of its time than its peers."""
     mine = None if symptoms.thread is None else share(symptoms.thread)
     if mine is None:
         return RuleResult(subject=subject, is_reported=False)
