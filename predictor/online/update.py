@@ -5,6 +5,7 @@ a slowdown, and its peers do not share it. The cost model does not learn from ra
 its uncertainty for work that it has not seen is subtracted from the evidence.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log, sqrt
 
@@ -118,7 +119,7 @@ def _warm_up(
             observed_s=tuple(sample.observed_s.tolist()),
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
-    trusted = tuple(only(s, ~among(s.ranks, evidence.slow)) for s in warmup)
+    trusted = tuple(_without_findings(s, evidence.slow) for s in warmup)
     if evidence.common is not None:
         trusted = tuple(healthy(evidence.common, s) for s in trusted)
     evidence = replace(evidence, warmup=(), history=trusted, other_roles=())  # of one step only
@@ -129,6 +130,18 @@ def _warm_up(
     evidence, findings = raise_alarms(config, evidence, sample, parts, least)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
+
+
+def _without_findings(sample: StepSample, slow: Mapping[int, float]) -> StepSample:
+    """Return the step of the ranks without an open finding, for the cost model to learn from.
+
+    If all ranks have one, their times are divided by their slowdowns (ratios by rank).
+    """
+    healthy_ranks = ~among(sample.ranks, slow)
+    if healthy_ranks.any() or not slow:
+        return only(sample, healthy_ranks)
+    slowdowns = np.array([slow[rank] for rank in sample.ranks])
+    return replace(sample, parts=None, observed_s=sample.observed_s / slowdowns)
 
 
 def _charted(

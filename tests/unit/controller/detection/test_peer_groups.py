@@ -177,8 +177,9 @@ def test_three_of_four_lone_ranks_that_become_slow_at_once_are_named() -> None:
     assert named == {0, 2, 3}
 
 
-def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
-    pipeline = Pipeline(TWO_STAGES)
+@pytest.mark.parametrize("roles", [TWO_STAGES, ("s0", "s1", "s2", "s3", "s4", "s5", "s6")])
+def test_an_open_finding_is_remembered_by_its_role_after_a_restart(roles: tuple[str, ...]) -> None:
+    pipeline = Pipeline(roles)
     pipeline.steps(WARM)
     pipeline.steps(4, slow=6)
     pipeline.driver.start_again()
@@ -186,6 +187,7 @@ def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
     pipeline.attach()
     pipeline.steps(WARM + 4, slow=6)
     assert len(pipeline.driver.job.incidents) == 1, "it is not found a second time"
+    assert pipeline.driver.job.open_incidents, "nor taken for healthy"
     pipeline.steps(12)
     assert not pipeline.driver.job.open_incidents
 
