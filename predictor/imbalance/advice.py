@@ -1,7 +1,7 @@
-"""Opens and closes advice on uneven work, by its share of the step over a window of steps. Pure.
+"""Opens and closes advice on uneven work, by its share of the step over a window of steps.
 
-Advice, never a fault. It is told where the share is surely above one bound, taken back where it is
-surely below a lower one, and says nothing in between: no flapping at a border.
+Advice is never a fault. It opens when the share is significantly above one bound and closes when it
+is significantly below a lower bound; between the two nothing changes (hysteresis).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.cost.model import CostModel
 
 WINDOW_STEPS = 32
-WORTH_TELLING = 0.03  # of a step: the least that the authors of the what-if analysis look into
-OVER = 0.02
+WORTH_TELLING = 0.03  # of a step: the smallest loss examined by the what-if analysis's authors
+OVER = 0.02  # of a step: advice closes below
 SURE = 2.04  # standard errors of a mean of 32 steps: 95 % confidence
 CHANGE_WORTH_TELLING = 1.5  # of the share
 _ADVICE = {
@@ -32,7 +32,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadWindow:
-    """Shares of the newest steps lost to each kind, newest last; of one layout."""
+    """Shares of the newest steps lost to each kind of uneven work, newest last; of one layout."""
 
     generation: int = 0
     lost: Mapping[FindingKind, tuple[float, ...]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class SpreadWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What a step changes: findings to open, kinds that are over, open ones' new slowdown."""
+    """Changes after a step: findings to open, kinds to close, new slowdowns of open ones."""
 
     opened: tuple[Finding, ...] = ()
     over: tuple[FindingKind, ...] = ()
@@ -56,11 +56,18 @@ def update_spread(
     duration_s: float,
     told: Mapping[FindingKind, float],
 ) -> tuple[SpreadWindow, Advice]:
-    """Take in one step's losses. `told`: the open advice, kind -> slowdown as it was told.
+    """Add one step's losses to the window and decide on the advice.
 
-    The slowdown is step time over what it would be with even work: a share of it is lost of
-    1 - 1 / slowdown. Steps of another layout say nothing of this one; nothing is told before the
-    window is full.
+    Steps of another layout reset the window. No advice opens before the window is full.
+
+    Args:
+        window: losses of earlier steps.
+        lost_s: seconds of the step lost to each kind.
+        step: its number.
+        generation: of the layout.
+        duration_s: of the step.
+        told: the open advice: kind -> last reported slowdown, which is step time over the step time
+            with even work (the share 1 - 1 / slowdown is lost).
     """
     if generation != window.generation:
         window = SpreadWindow(generation=generation)
@@ -119,10 +126,10 @@ EXPERTS = [at for at in range(1, len(FEATURES)) if at not in SEQUENCES]
 
 
 def lost_to_spread(model: CostModel, sample: StepSample) -> Mapping[FindingKind, float]:
-    """Seconds of the step that evenly spread sequences, and experts' rows, would save each.
+    """Seconds of the step that evenly distributed sequences, and experts' rows, would save.
 
-    Where they hide each other each gets the mean of its saving with and without the other (Shapley
-    value): together they are what a wholly even step saves.
+    Where the two mask each other, each gets the mean of its saving with and without the other
+    (Shapley value): their sum is the saving of an entirely even step.
     """
 
     def busiest_s(*evened: list[int]) -> float:
@@ -142,13 +149,17 @@ def lost_to_spread(model: CostModel, sample: StepSample) -> Mapping[FindingKind,
 def lost_of_roles(
     priced: Sequence[tuple[CostModel, StepSample]], paths: IterationPaths | None = None
 ) -> Mapping[FindingKind, float]:
-    """The same of a job whose roles are the stages of its pipelines: one model and sample each.
+    """`lost_to_spread` of a job whose roles are pipeline stages, plus the loss to uneven stages.
 
-    Sequences and experts count in the heaviest stage, which the others wait for. With m
-    micro-batches even stages save (1 - 1/m) of its excess over the mean stage, or more: of 1F1B all
-    but one micro-batch pass at the pace of the heaviest. Where the longest paths of the step's
-    program are known they say it exactly. One rank alone has no peer to tell a heavy
-    stage from a slow device by: then nothing is said of stages.
+    Sequences and experts are priced in the heaviest stage, which the others wait for. With m
+    micro-batches, even stages save at least (1 - 1/m) of its excess over the mean stage: in 1F1B
+    all micro-batches but one pass at the pace of the heaviest stage. The longest paths of the
+    step's program give the exact saving. If the heaviest stage has a single rank, it is
+    indistinguishable from a slow device, and no loss to stages is returned.
+
+    Args:
+        priced: for each role its cost model and the sample of the step.
+        paths: longest paths of the step's program; None: unknown.
     """
     even_s = [float(model.expected_s(sample.features).mean()) for model, sample in priced]
     at = even_s.index(max(even_s))

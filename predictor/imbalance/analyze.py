@@ -1,7 +1,7 @@
-"""Work that is spread unevenly, and what that costs: advice, never a fault of a device.
+"""Finds unevenly distributed work in a recorded run and its cost: advice, never a fault.
 
-The cost is found by replaying the run with the work made even and all else as recorded; without a
-timeline, by the busiest rank of each step. Pure.
+The cost is found by replaying the run with even work and all else as recorded; without a timeline,
+from the busiest rank of each step.
 """
 
 from dataclasses import dataclass, replace
@@ -26,25 +26,28 @@ from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, WhatIf
 from pacekeeper.predictor.offline.trace import ComputeTable, OpType, Trace, compute_of
 from pacekeeper.predictor.stats.group_ids import grouped
 
-WORTH_NAMING = 1.03  # the least cost that the authors of the what-if analysis look into
+WORTH_NAMING = 1.03  # the smallest cost examined by the authors of the what-if analysis
 CONFIDENCE = 0.95
 LEAST_STEPS = 3  # for an interval
-REPLAYED_STEPS = 8  # or half of the run: fewer say less than the busiest ranks of all steps
-CHANCE = 1e-3  # that unrelated noise passes for work: 1 of 1,000 runs
+REPLAYED_STEPS = 8  # or half of the run: with fewer, the busiest ranks of all steps are used
+CHANCE = 1e-3  # p-value: unrelated noise is taken for work in 1 of 1,000 runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
-    """A run's computes, and how its step times follow from them."""
+    """A run's compute rows, and the relation of step times to them."""
 
     rows: ComputeRows
     work: Array  # [rows, (tokens, sum of squared lengths, expert rows)], NaN where unknown
     replay: Replay | None
-    experts: ComputeTable | None  # not part of the rows, as long as there is no timeline
+    experts: ComputeTable | None  # expert layers, not part of the rows; used without a timeline
 
     def step_times(self, factors: Array, expert_factors: Array) -> Array:
-        """Step times [steps] if each compute took `factors` [rows] times as long, each expert
-        layer `expert_factors` [rows of `experts`] times.
+        """Step times [steps] with scaled compute times.
+
+        Args:
+            factors: [rows] factor of each compute row.
+            expert_factors: [rows of `experts`] factor of each expert layer.
         """
         if self.replay is None:
             return self._busiest(self.rows.compute_s * factors, expert_factors)
@@ -75,7 +78,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Suspect:
-    """An imbalance that may be there: factors would make the work even."""
+    """A possible imbalance; multiplication by its factors makes the work even."""
 
     kind: AnomalyKind
     reason: str
@@ -88,12 +91,19 @@ class _Suspect:
 def imbalances(
     trace: Trace, what_if: WhatIf | None, *, replay: Replay | None = None
 ) -> tuple[Anomaly, ...]:
-    """Uneven work in a trace, the costliest first; each costs 3 % or more with 95 % confidence.
+    """Find uneven work in a trace; each costs at least 3 % of the step time with 95 % confidence.
 
-    `what_if` (and `replay`, to save its making): of the same trace, None where it has no timeline;
-    then costs are those of the busiest rank. Faults are left as they are. Where imbalances hide
-    each other, each gets its mean share (Shapley value of the log of the step time): the shares
-    multiply to the whole.
+    Faults are left as recorded. Where imbalances mask each other, each gets its mean share (Shapley
+    value of the log of the step time): the slowdowns multiply to the total.
+
+    Args:
+        trace: the run.
+        what_if: of the same trace; None if it has no timeline: costs then follow from the busiest
+            rank.
+        replay: of the same trace, to avoid computing it twice.
+
+    Returns:
+        Anomalies, the largest cost first.
     """
     compute = trace.compute if trace.ops is None else compute_of(trace.ops)
     if compute is None:
@@ -106,12 +116,12 @@ def imbalances(
     run = _Run(
         rows=rows,
         work=_work_of(trace, rows),
-        replay=replay if replay is not None and _stands_for(replay, rows) else None,
+        replay=replay if replay is not None and _is_representative(replay, rows) else None,
         experts=trace.expert_compute,
     )
     found = [_sequence_imbalance(run), _expert_imbalance(run, trace)]
     suspects = [suspect for suspect in found if suspect is not None]
-    if (heavy := _stage_imbalance(_without_known_work(run, suspects))) is not None:
+    if (heavy := _stage_imbalance(_even_out_known_work(run, suspects))) is not None:
         suspects.append(heavy)
     costs = _costs(run, suspects)
     anomalies = [
@@ -132,14 +142,14 @@ def imbalances(
     return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
 
 
-def _stands_for(replay: Replay, rows: ComputeRows) -> bool:
-    """Are enough of the steps whole, so that what they cost is told by their timelines?"""
+def _is_representative(replay: Replay, rows: ComputeRows) -> bool:
+    """Return whether enough steps can be replayed to price the run by their timelines."""
     num_steps = len(np.unique(rows.step))
     return len(replay.graphs) >= min(REPLAYED_STEPS, num_steps / 2)
 
 
 def _uneven_loads(trace: Trace) -> tuple[Anomaly, ...]:
-    """Experts' loads without any times: how much longer the expert layers must take."""
+    """Slowdown of the expert layers from the experts' loads, for a trace without any times."""
     loads = trace.expert_loads
     if loads is None:
         return ()
@@ -169,7 +179,7 @@ def _uneven_loads(trace: Trace) -> tuple[Anomaly, ...]:
 
 
 def _reach(values: Array) -> float:
-    """Half the confidence interval of the mean of independent steps."""
+    """Half the width of the confidence interval of the mean of independent steps."""
     free = len(values) - 1
     if free < 1:
         return float("inf")
@@ -177,8 +187,8 @@ def _reach(values: Array) -> float:
     return quantile * float(values.std(ddof=1)) / float(np.sqrt(len(values)))
 
 
-def _without_known_work(run: _Run, suspects: list[_Suspect]) -> _Run:
-    """The run with the work that its source tells made even: what is left may be the stages'."""
+def _even_out_known_work(run: _Run, suspects: list[_Suspect]) -> _Run:
+    """Even out the recorded work of the run, so that the rest can be attributed to stages."""
     compute_s = run.rows.compute_s
     for suspect in suspects:
         if suspect.factors is not None and np.isfinite(run.work[:, :2]).all():
@@ -265,26 +275,30 @@ def _expert_imbalance(run: _Run, trace: Trace) -> _Suspect | None:
 
 
 def _costs(run: _Run, suspects: list[_Suspect]) -> list[tuple[float, float, float]]:
-    """Of each suspect: step time over that without it, with its confidence interval over steps."""
+    """Return for each suspect its slowdown with the confidence interval over steps.
+
+    The slowdown is the step time over that without the imbalance, averaged over the subsets of the
+    other suspects (Shapley value).
+    """
     count = len(suspects)
     times_s = {}
-    for mended in range(1 << count):
+    for evened in range(1 << count):
         factors = np.ones(len(run.rows.step))
         expert_factors = np.ones(0 if run.experts is None else len(run.experts.step))
         for at, suspect in enumerate(suspects):
-            if mended >> at & 1 and suspect.factors is not None:
+            if evened >> at & 1 and suspect.factors is not None:
                 factors = factors * suspect.factors
-            if mended >> at & 1 and suspect.expert_factors is not None:
+            if evened >> at & 1 and suspect.expert_factors is not None:
                 expert_factors = expert_factors * suspect.expert_factors
-        times_s[mended] = run.step_times(factors, expert_factors)
+        times_s[evened] = run.step_times(factors, expert_factors)
     costs = []
     for at in range(count):
-        others = [mended for mended in times_s if not mended >> at & 1]
+        others = [evened for evened in times_s if not evened >> at & 1]
         log_cost, errors = 0.0, np.zeros(len(times_s[0]))
-        for mended in others:
-            size = mended.bit_count()
+        for evened in others:
+            size = evened.bit_count()
             weight = 1.0 / (count * comb(count - 1, size))
-            upper, lower = times_s[mended], times_s[mended | 1 << at]
+            upper, lower = times_s[evened], times_s[evened | 1 << at]
             log_cost += weight * float(np.log(upper.mean() / lower.mean()))
             errors += weight * (upper / upper.mean() - lower / lower.mean())
         reach = _reach(errors)
@@ -294,7 +308,7 @@ def _costs(run: _Run, suspects: list[_Suspect]) -> list[tuple[float, float, floa
 
 
 def _work_of(trace: Trace, rows: ComputeRows) -> Array:
-    """What the source tells of each row's work: columns of `trace.compute`, NaN where unknown."""
+    """Recorded work of each row [rows, 3]: columns of `trace.compute`, NaN where unknown."""
     table = trace.compute
     if table is None or len(table.step) <= (rows.kept.max() if len(rows.kept) else -1):
         return np.full((len(rows.kept), 3), np.nan)

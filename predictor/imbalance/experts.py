@@ -1,8 +1,8 @@
-"""How unevenly the experts are loaded, told from the times of the expert layers or from loads.
+"""How unevenly experts are loaded, from the times of expert layers or from recorded loads.
 
-Groups of ranks that hold the same experts are different devices with the same routing: what their
-times of one layer have in common, beside the other layers of the same step, is the routing's doing;
-a slow device, host or network does not pick the same layer elsewhere. Pure.
+Groups of ranks that hold the same experts are different devices with the same routing. The common
+part of their times of one layer, relative to the other layers of the same step, is due to routing:
+a slow device, host or network would not affect the same layer in another group.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,18 @@ from scipy.stats import norm
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.offline.trace import ComputeTable, ExpertLoadTable, Worker
 
-EVENEST = 0.05  # the quickest twentieth of a layer's times stands for evenly loaded experts
+EVENEST = 0.05  # quantile of the layers' times that represents evenly loaded experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertSpread:
-    """Correlation of two groups' times of a layer, the chance that nothing is behind it, and the
-    factors [rows] that would make all expert layers as quick as the evenest.
+    """Evidence that routing loads the experts unevenly, and its size.
+
+    Attributes:
+        correlation: of two groups' times of a layer.
+        p_value: of the correlation, if the groups were independent.
+        num_groups: that were compared.
+        factors: [rows] factors that would make all expert layers as fast as the evenest ones.
     """
 
     correlation: float
@@ -31,11 +36,16 @@ class ExpertSpread:
 def expert_spread(
     table: ComputeTable, workers: tuple[Worker, ...], groups: tuple[tuple[int, ...], ...]
 ) -> ExpertSpread | None:
-    """What different groups agree on; `table.model_chunk` counts layers within a stage.
+    """Correlate the expert-layer times of groups that hold the same experts.
 
-    `groups`: the ranks of each expert-parallel group. None where no two groups hold the same
-    experts (have the same stage), or with less than two layers or three steps: then a slow device
-    can not be told from loaded experts.
+    Args:
+        table: times of expert layers; `model_chunk` counts layers within a stage.
+        workers: places of the ranks.
+        groups: the ranks of each expert-parallel group.
+
+    Returns:
+        None if no two groups hold the same experts (have the same stage), or with fewer than two
+        layers or three steps: a slow device is then indistinguishable from loaded experts.
     """
     stage_of = {worker.rank: worker.stage for worker in workers}
     group_of = {rank: at for at, ranks in enumerate(groups) for rank in ranks if rank in stage_of}
@@ -56,10 +66,10 @@ def expert_spread(
         num_groups, num_layers, num_steps = cube.shape
         if num_groups < 2 or num_layers < 2 or num_steps < 3:
             continue
-        beside = (cube - cube.mean(axis=1, keepdims=True))[:, : num_layers - 1]
-        # A drift has few free turns, however many steps it takes: its changes are the evidence.
-        changes.add(np.diff(beside, axis=2))
-        levels.add(beside)
+        relative = (cube - cube.mean(axis=1, keepdims=True))[:, : num_layers - 1]
+        # A drift has few degrees of freedom over any number of steps: test its changes.
+        changes.add(np.diff(relative, axis=2))
+        levels.add(relative)
         most = max(most, num_groups)
     if not most or changes.correlation is None or levels.correlation is None:
         return None
@@ -85,14 +95,14 @@ def expert_spread(
 
 @dataclass(slots=True)
 class _Agreement:
-    """Sums of what groups have in common."""
+    """Sums of the covariance and variance of groups."""
 
     covariance: float = 0.0
     variance: float = 0.0
     num_pairs: int = 0
 
     def add(self, values: Array) -> None:
-        """Values [groups, layers, steps] about the means over their steps."""
+        """Add values [groups, layers, steps], centred on their means over the steps."""
         num_groups = len(values)
         flat = (values - values.mean(axis=2, keepdims=True)).reshape(num_groups, -1)
         gram = flat @ flat.T
@@ -106,7 +116,7 @@ class _Agreement:
 
 
 def load_excess(loads: ExpertLoadTable) -> Array:
-    """Rows of a layer's busiest expert over the layer's mean, averaged over its layers [steps]."""
+    """Rows of the busiest expert of a layer over the layer's mean, averaged over layers [steps]."""
     keys = np.stack([loads.step, loads.layer], axis=1)
     cells, cell = np.unique(keys, axis=0, return_inverse=True)
     most = np.zeros(len(cells))

@@ -1,8 +1,9 @@
-"""How the work of a run is spread: by stage, and by micro-batch, told apart from slow devices.
+"""How the work of a run is distributed over stages and micro-batches, separated from slow devices.
 
-A device is slow for whatever it is given; work goes with the micro-batch through all the stages of
-its dp rank, at different times and on different devices. So only what *other* devices confirm about
-a micro-batch counts as its work, and only what all dp ranks of a stage show as the stage's. Pure.
+A slow device is slow for any work; the work of a micro-batch passes through all stages of its
+data-parallel rank, at different times and on different devices. Only what *other* devices confirm
+about a micro-batch therefore counts as its work, and only what all data-parallel ranks of a stage
+show as the stage's.
 """
 
 from dataclasses import dataclass
@@ -17,18 +18,18 @@ from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 
-PARTS_OF_RUN = 4  # the best of them shows what a rank can do
-PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at most
-PACE_CHANCE = 1e-3  # that a rank's work, by chance, passes for a pace of its own
-MOST_WINDOWS = 64  # ranks whose medians are taken at once: bounds the memory
-SMALLEST_SHARE = 0.01  # of the mean of the stages: none takes no time at all
+PARTS_OF_RUN = 4  # the fastest part is a rank's healthy level
+PACE_STEPS = 21  # maximum width of the running median that is a rank's level
+PACE_CHANCE = 1e-3  # p-value of a level: a rank's work may look like a level of its own
+MOST_WINDOWS = 64  # ranks whose running medians are computed at once, to bound memory
+SMALLEST_SHARE = 0.01  # of the mean of the stages: lower bound of a stage's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComputeRows:
-    """The rows of a ComputeTable that took any time, with the place of their rank; all [rows].
+    """The usable rows of a ComputeTable with the place of their rank; all arrays [rows].
 
-    `view` numbers what is comparable within a rank: (chunk, model chunk).
+    `view` numbers the comparable rows of a rank: (chunk, model chunk).
     """
 
     kept: Positions  # of the table
@@ -52,9 +53,13 @@ class ComputeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedWork:
-    """What other views confirm of the micro-batches' work: log of each row beside its step's mean.
+    """The micro-batches' work as confirmed by several views.
 
-    `correlation` of two views of a micro-batch, `p_value` that it is chance, `num_views` of each.
+    Attributes:
+        log_work: [rows] log of the work relative to the mean of its step.
+        correlation: between two views of a micro-batch.
+        p_value: of the correlation, if the views were independent.
+        num_views: of each micro-batch.
     """
 
     log_work: Array  # [rows]
@@ -64,15 +69,15 @@ class SharedWork:
 
 
 def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
-    """Rows that are finite and above 0, of ranks that have a place."""
+    """Select the rows with a finite, positive time, of ranks with a place."""
     place = {worker.rank: worker for worker in workers}
     good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
     kept = np.flatnonzero(good & np.isin(table.rank, list(place)))
     rank = table.rank[kept]
     at, first = grouped(rank)
-    told = [place[number] for number in rank[first].tolist()]
-    stages = np.array([worker.stage for worker in told], dtype=np.intp)
-    dps = np.array([worker.dp for worker in told], dtype=np.intp)
+    places = [place[number] for number in rank[first].tolist()]
+    stages = np.array([worker.stage for worker in places], dtype=np.intp)
+    dps = np.array([worker.dp for worker in places], dtype=np.intp)
     return ComputeRows(
         kept=kept,
         step=table.step[kept],
@@ -87,23 +92,26 @@ def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRow
 
 
 def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
-    """Factors [rows] that give each stage the mean, over the stages, of what a micro-batch takes;
-    and each stage's work over that mean.
+    """Compute factors that even out the stages.
 
-    What makes a rank slower than a healthy one of its stage is left out of the mean and stays on
-    the rank. Healthy is, of each rank, the best quarter of the run, of each stage the lower median
-    of its ranks: neither a device that is slow throughout nor one that becomes slow makes a stage
-    heavy, where others of the stage are not slow.
+    A rank's excess over a healthy rank of its stage is excluded from the mean and stays on the
+    rank. The healthy level is the best quarter of the run for a rank, and the lower median of the
+    ranks for a stage. Neither a device that is slow throughout nor one that becomes slow makes its
+    stage heavy, if other ranks of the stage are not slow.
+
+    Returns:
+        Factors [rows] that give each stage the mean, over stages, of a micro-batch's time; and each
+        stage's work over that mean.
     """
     log_s = np.log(rows.compute_s)
-    pace = _pace(rows, log_s)
+    pace = _usual_log_s(rows, log_s)
     excess = np.exp(pace - _healthy_levels(rows, pace))
     work_s = rows.compute_s / excess
     cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
     sizes = np.bincount(cell)
     whole = sizes[cell] == rows.num_stages
     mean_s = (np.bincount(cell, work_s) / sizes)[cell]
-    usual_s = _on_mean(grouped(rows.stage, rows.view)[0], mean_s, work_s, whole)
+    usual_s = _fit_to_mean(grouped(rows.stage, rows.view)[0], mean_s, work_s, whole)
     factors = np.where(whole, mean_s / usual_s, 1.0)
     heaviness = {
         int(stage): float(work_s[mine].sum() / mean_s[mine].sum())
@@ -114,15 +122,16 @@ def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
 
 
 def shared_work(rows: ComputeRows) -> SharedWork | None:
-    """The part of the times that belongs to micro-batches; None where nothing can confirm it.
+    """Estimate the part of the times that belongs to micro-batches; None if no view can confirm it.
 
-    Views of a micro-batch are its stages, or forward and backward where there is one stage.
-    Variance components: what two views share is work, the rest is noise; a micro-batch's work is
-    its views' middle, shrunk by the share of noise in it. Correlation is taken among micro-batches
-    of one dp rank in one step, so that ranks and steps that are slow as a whole do not count.
+    The views of a micro-batch are its stages, or forward and backward if there is one stage.
+    Variance components: the covariance of two views is work, the rest is noise; a micro-batch's
+    work is the mean of its views, shrunk by their noise. The correlation is taken among
+    micro-batches of one data-parallel rank in one step, so that ranks and steps that are slow as a
+    whole have no effect.
     """
     residual = np.log(rows.compute_s)
-    residual = residual - _pace(rows, residual)
+    residual = residual - _usual_log_s(rows, residual)
     view = rows.stage if rows.num_stages > 1 else rows.forward.astype(np.intp)
     _, view = np.unique(view, return_inverse=True)
     num_views = int(view.max()) + 1
@@ -133,7 +142,7 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
     if num_views < 2 or whole.sum() < 2:
         return None
     table = (sums / np.maximum(seen, 1)).reshape(-1, num_views)
-    work_variance, noise_variance, num_free = _components(
+    work_variance, noise_variance, num_free = _variance_components(
         rows.step[first][whole], rows.dp[first][whole], table[whole]
     )
     if num_free < 1:
@@ -153,7 +162,12 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
 
 
 def even_work(rows: ComputeRows, log_work: Array) -> Array:
-    """Factors [rows] that give each micro-batch of a step the mean work of them all."""
+    """Factors [rows] that give each micro-batch of a step the mean work of the step.
+
+    Args:
+        rows: of the run.
+        log_work: [rows].
+    """
     amount = np.exp(log_work)
     group, _ = grouped(rows.step, rows.stage, rows.view)
     mean = np.bincount(group, amount) / np.bincount(group)
@@ -162,10 +176,18 @@ def even_work(rows: ComputeRows, log_work: Array) -> Array:
 
 
 def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | None:
-    """Factors [rows] that give each row the step's mean of the columns `evened` of `work`.
+    """Factors [rows] that give each row the step's mean of some columns of its recorded work.
 
-    `work` [rows, features] must be known; its cost is fitted for each (stage, view), never negative
-    (least squares of relative errors). None where nothing can be fitted.
+    The cost of the work is fitted for each (stage, view), non-negative (least squares of relative
+    errors).
+
+    Args:
+        rows: of the run.
+        work: [rows, features], all known.
+        evened: the columns.
+
+    Returns:
+        None if the work is unknown or does not vary.
     """
     if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
         return None
@@ -186,11 +208,13 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
     return factors
 
 
-def _components(step: Positions, dp: Positions, table: Array) -> tuple[float, float, float]:
-    """Variance that two views of a cell share, variance they do not, and how many cells are free.
+def _variance_components(
+    step: Positions, dp: Positions, table: Array
+) -> tuple[float, float, float]:
+    """Variance that two views of a cell share, the rest, and the degrees of freedom.
 
-    Cells [n] with their step and dp rank; means are taken out per (step, dp), or per step where
-    each dp rank has one cell in it.
+    Cells [n] with their step and data-parallel rank; means are subtracted per (step, dp), or per
+    step if each dp rank has one cell in it.
     """
     for key in ((step, dp), (step,)):
         group, _ = grouped(*key)
@@ -209,31 +233,34 @@ def _components(step: Positions, dp: Positions, table: Array) -> tuple[float, fl
     return shared, max(own - shared, 0.0), num_free
 
 
-def _pace(rows: ComputeRows, log_s: Array) -> Array:
-    """Log of what each row's rank usually takes in its view [rows].
+def _usual_log_s(rows: ComputeRows, log_s: Array) -> Array:
+    """Log of the usual time of each row's rank in its view [rows].
 
-    That is what its stage takes, and the levels of the rank beside the other stages of the same
-    micro-batches, and of its whole dp rank (a node may hold all of it): each a running median of
-    the steps, where it is so far off that what differs from step to step can not be the reason.
-    Of two stages the quicker one shows the micro-batch: devices get slow, not fast.
+    The sum of the stage's median, the rank's level relative to the other stages of the same
+    micro-batches, and the level of its whole data-parallel rank (a node may hold all of it). Each
+    level is a running median over steps, set to 0 where step-to-step variation can explain it. Of
+    two stages the faster one represents the micro-batch: devices become slow, not fast.
     """
     role, _ = grouped(rows.stage, rows.view)
     usual = _group_medians(role, log_s)[role]
     cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
     common = _group_medians(cell, log_s - usual, lower=True)[cell]
-    # Beside the other stages work cancels out, and a short window is enough.
+    # Relative to the other stages work cancels, and a short window is enough.
     of_dp = _level(grouped(rows.dp, rows.view)[0], rows.step, common, windows=2)
-    beside = log_s - usual - common
-    own = _level(grouped(rows.rank, rows.view)[0], rows.step, beside, windows=4)
+    relative = log_s - usual - common
+    own = _level(grouped(rows.rank, rows.view)[0], rows.step, relative, windows=4)
     pace: Array = usual + of_dp + own
     return pace
 
 
 def _level(owner: Positions, step: Positions, values: Array, *, windows: int) -> Array:
-    """Running median over steps of each owner's values [rows], 0 where it may be chance. Owners are
-    numbered from 0.
+    """Running median over steps of each owner's values [rows], 0 where it may be chance.
 
-    `windows`: so many of the running median's make the run, or more.
+    Args:
+        owner: [rows] numbered from 0.
+        step: [rows].
+        values: [rows].
+        windows: lower bound of the number of windows in the run.
     """
     step, first = grouped(step)
     cell, at = grouped(owner, step)
@@ -261,11 +288,11 @@ def _running_median(values: Array, width: int) -> Array:
 
 
 def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> Array:
-    """The median of each group, numbered from 0 without gaps; the lower one of two if so asked."""
+    """Median of each group, numbered from 0 without gaps; `lower`: the smaller middle value."""
     order = np.argsort(values)
     place = np.empty(len(values), dtype=np.intp)
     place[order] = np.arange(len(values))
-    # One key of (group, place) sorts many times faster than the two of them.
+    # Sorting one combined key (group, place) is many times faster than sorting by two keys.
     ordered = values[order[np.sort(group * len(values) + place) % len(values)]]
     size = np.bincount(group)
     begin = np.cumsum(size) - size
@@ -273,10 +300,10 @@ def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> A
     return medians if lower else (medians + ordered[begin + size // 2]) / 2.0
 
 
-def _on_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
-    """What each group takes by the mean of all stages [rows]: a line, as a head adds a fixed cost.
+def _fit_to_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
+    """Fit each group's time to the mean over stages [rows]: a line, since a head adds a fixed cost.
 
-    The lines of all stages add up to their sum, so that evening by them keeps the work's amount.
+    The lines of all stages add up to their sum, so that the total work is preserved.
     """
     usual_s = work_s.copy()
     for number in range(int(group.max()) + 1):
@@ -292,7 +319,7 @@ def _on_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) -> Arr
 
 
 def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
-    """The pace of a healthy rank of the row's stage, in the row's view [rows]."""
+    """Level of a healthy rank of the row's stage, in the row's view [rows]."""
     step, steps = grouped(rows.step)
     part = step * PARTS_OF_RUN // len(steps)
     rank, first_of_rank = grouped(rows.stage, rows.view, rows.rank)
@@ -307,7 +334,7 @@ def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
 
 
 def _group_means(group: Positions, values: Array) -> Array:
-    """The mean of each value's group [as values]; groups may have any numbers."""
+    """Mean of each value's group [rows]; group numbers may have gaps."""
     at, _ = grouped(group)
     means: Array = (np.bincount(at, values) / np.bincount(at))[at]
     return means

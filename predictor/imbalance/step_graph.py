@@ -1,9 +1,9 @@
-"""One training step as a graph: which operation waits for which, and how long each takes itself.
+"""The dependency graph of a training step: which operations wait for which, and their own times.
 
-Operations that end by meeting each other (the two ends of a transfer, a collective's members) form
-one *meeting*; any other operation is a meeting of its own. A meeting begins when all that its
-members wait for has ended, and each member ends its own time later (Lin et al., OSDI 2025, section
-3: a collective's own time is its end minus the latest start in its group). Pure.
+Operations that synchronize (the two ends of a transfer, the members of a collective) form one
+*meeting*; any other operation is a meeting of its own. A meeting begins when everything its members
+wait for has ended, and each member ends after its own time (Lin et al., OSDI 2025, section 3: a
+collective's own time is its end minus the latest start in its group).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from pacekeeper.predictor.offline.trace import OpTable, OpType
 
 COMPUTE = (OpType.FORWARD, OpType.BACKWARD)
 OPENING = (OpType.PARAMS_ALL_GATHER,)
-# What a worker does once after its last compute, in the order of ties.
+# Operations that a worker runs once after its last compute, in the order used for ties.
 CLOSING = (
     OpType.GARBAGE_COLLECTION,
     OpType.LAYERNORM_GRADS_ALL_REDUCE,
@@ -26,7 +26,7 @@ CLOSING = (
     OpType.OPTIMIZER,
 )
 DP_STREAM = (OpType.PARAMS_ALL_GATHER, OpType.GRADS_REDUCE_SCATTER)
-# A transfer: whose compute it serves, whether it comes before it, and where the other end is.
+# Transfer: (kind of compute that it serves, whether it precedes it, offset of the other stage).
 TRANSFERS = {
     OpType.FORWARD_SEND: (OpType.FORWARD, False, +1),
     OpType.FORWARD_RECV: (OpType.FORWARD, True, -1),
@@ -37,12 +37,12 @@ CLOCK_ERROR_S = 5e-4  # of start times of different operations on one worker
 
 
 class CutOff(ValueError):
-    """The step's record is not whole: its dependencies can not be told."""
+    """The step's record is incomplete: its dependencies cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWorker:
-    """One worker of the pipeline: ranks that share a place do the same and are not replayed."""
+    """One worker of the pipeline. Of ranks with the same place only one is replayed."""
 
     rank: int
     stage: int
@@ -51,20 +51,22 @@ class PipelineWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepGraph:
-    """Operations [n] with their meetings; `levels` hold (operations, cuts, meetings): the meetings
-    of a level wait for those operations, cut at `cuts`, all of which belong to levels before.
+    """The operations [n] of a step with their meetings.
+
+    `levels` hold (operations, cuts, meetings): the meetings of a level wait for these operations,
+    split at `cuts`, all of which belong to earlier levels.
     """
 
     step: int
     rows: Positions  # of the OpTable, [n]
     meeting: Positions  # of each operation, [n]
     own_s: Array  # [n]
-    meets: Flags  # [n] the operation meets others, so that its recorded time holds waiting
+    meets: Flags  # [n] whether it meets others, so that its recorded time contains waiting
     num_meetings: int
     levels: tuple[tuple[Positions, Positions, Positions], ...]
 
     def duration_s(self, own_s: Array) -> Array:
-        """The step's time [k] if its operations took `own_s` [n, k]: the longest path."""
+        """Step time [k] if its operations took `own_s` [n, k]: the longest path."""
         begin_s = np.zeros((self.num_meetings, own_s.shape[1]))
         for operations, cuts, meetings in self.levels:
             ends_s = begin_s[self.meeting[operations]] + own_s[operations]
@@ -76,10 +78,19 @@ class StepGraph:
 def step_graph(
     ops: OpTable, rows: Positions, lanes: tuple[PipelineWorker, ...], num_stages: int
 ) -> StepGraph:
-    """The graph of the step whose operations are `rows`. Raises CutOff.
+    """Build the graph of a step.
 
-    The order of a worker's own operations is taken as recorded, so any schedule (1F1B, interleaved,
-    unequal micro-batch counts) is replayed as it was run.
+    The order of a worker's own operations is taken as recorded, so that any schedule (1F1B,
+    interleaved, unequal micro-batch counts) is replayed as it ran.
+
+    Args:
+        ops: the timeline.
+        rows: the step's rows of `ops`.
+        lanes: the workers.
+        num_stages: of the pipeline.
+
+    Raises:
+        CutOff: the step's record is incomplete.
     """
     place = {lane.rank: lane for lane in lanes}
     kept = rows[np.isin(ops.rank[rows], list(place))]
@@ -116,7 +127,7 @@ def step_graph(
 
 
 class _Timeline:
-    """The operations of one worker in one step, by start; `offset`: of its first in the graph."""
+    """The operations of one worker in one step, by start; `offset`: graph index of the first."""
 
     def __init__(
         self, ops: OpTable, rows: Positions, offset: int, lane: PipelineWorker, num_stages: int
@@ -132,12 +143,12 @@ class _Timeline:
         self.served = {op: self._served_by(op) for op in TRANSFERS}
 
     def edges(self) -> Iterator[tuple[Positions, Positions]]:
-        """Pairs of arrays: operations, and those that wait for them (numbers in the graph)."""
+        """Yield pairs of arrays: operations, and those that wait for them, as graph indices."""
         for sources, targets in self._edges():
             yield sources + self.offset, targets + self.offset
 
     def meetings(self) -> Iterator[tuple[int, tuple[object, ...]]]:
-        """The operations that meet others, with the name of their meeting."""
+        """Yield the operations that meet others, with the key of their meeting."""
         for op, (_, _, way) in TRANSFERS.items():
             forward = op in (OpType.FORWARD_SEND, OpType.FORWARD_RECV)
             kind = OpType.FORWARD_SEND if forward else OpType.BACKWARD_SEND
@@ -170,7 +181,7 @@ class _Timeline:
                 yield computes, transfers
                 continue
             yield transfers, computes
-            # Posted when the compute of the same kind before it has been handed out.
+            # Posted when the previous compute of the same kind has been launched.
             of_kind = np.flatnonzero(self.op == kind)
             order = np.searchsorted(of_kind, computes)
             yield of_kind[order[order > 0] - 1], transfers[order > 0]
@@ -179,7 +190,7 @@ class _Timeline:
         yield from self._closing()
 
     def _first_backward_transfers(self) -> Iterator[tuple[Positions, Positions]]:
-        """The warm-up's end: they are posted with the last but one forward's result."""
+        """End of the warm-up: they are posted with the result of the second-to-last forward."""
         backward = self.op[self.compute] == OpType.BACKWARD
         if not backward.any() or (first := int(backward.argmax())) < 2:
             return
@@ -197,7 +208,7 @@ class _Timeline:
     def _closing(self) -> Iterator[tuple[Positions, Positions]]:
         last = self.compute[-1:]
         closing = np.flatnonzero(np.isin(self.op, CLOSING))
-        # Gradients may leave while later backward passes still run.
+        # Gradients may be reduced while later backward passes still run.
         overlapped = (self.op[closing] == OpType.GRADS_REDUCE_SCATTER) & (
             self.start_s[closing] < self.start_s[last] + CLOCK_ERROR_S
         )
@@ -217,10 +228,13 @@ class _Timeline:
         return np.flatnonzero((self.op == op) & (self.chunk == chunk))
 
     def _served_by(self, op: OpType) -> tuple[Positions, Positions]:
-        """The transfers of this type, and the compute that each of them serves. Raises CutOff.
+        """Return the transfers of this type, and the compute that each of them serves.
 
-        Recorders also write down transfers that never ran: those beyond the model's ends, or
-        before the first and after the last compute. The latter are left out here.
+        Recorders also list transfers that never ran: those beyond the model's ends, or before the
+        first and after the last compute. The latter are left out here.
+
+        Raises:
+            CutOff: transfers are missing.
         """
         kind, is_before, way = TRANSFERS[op]
         found = np.flatnonzero(self.op == op)
@@ -242,7 +256,7 @@ class _Timeline:
 
 
 def _own_times(ops: OpTable, rows: Positions, meeting: Positions, shared: Flags) -> Array:
-    """Recorded times, for what meets others without the waiting; clocks that disagree give 0."""
+    """Recorded times, without the waiting for operations that meet; 0 if clocks disagree."""
     start_s = ops.start_s[rows]
     latest_s = np.full(int(meeting.max()) + 1, -np.inf)
     np.maximum.at(latest_s, meeting, start_s)
@@ -254,7 +268,7 @@ def _own_times(ops: OpTable, rows: Positions, meeting: Positions, shared: Flags)
 def _levels(
     before: Positions, after: Positions, meeting: Positions, num_meetings: int
 ) -> tuple[tuple[Positions, Positions, Positions], ...]:
-    """Meetings by the length of the longest chain that leads to them. Raises CutOff on a circle."""
+    """Group meetings by the length of the longest chain to them. Raises CutOff on a cycle."""
     sources, targets = meeting[before], meeting[after]
     level = np.zeros(num_meetings, dtype=np.intp)
     waiting = np.bincount(targets, minlength=num_meetings)

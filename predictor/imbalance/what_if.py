@@ -1,9 +1,9 @@
-"""How long steps would have taken if no part of the job had been slower than the usual.
+"""Step times as they would be if parts of the job had run at their usual speed.
 
 The dependency graph of each step is replayed with ideal times: for each type of operation the mean
 of compute, the median of the own time (without waiting) of communication. Definitions as in Lin et
 al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: S is
-their eq. 1, the parts eqs. 2 and 4, M_W eq. 5, M_S section 5.2. Pure.
+their eq. 1, the parts eqs. 2 and 4, M_W eq. 5, M_S section 5.2.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace
 
 WORST_SHARE = 0.03  # of the ranks, for M_W
 COUNTED_AS_COMPUTE = (*COMPUTE, OpType.OPTIMIZER, OpType.GARBAGE_COLLECTION)
-MOST_CELLS = 1 << 24  # operations x questions replayed at once: bounds the memory
+MOST_CELLS = 1 << 24  # operations x questions replayed at once, to bound memory
 
 # Which operations keep their real times in a replay: [n] flags for a step's graph.
 Keep = Callable[[StepGraph], Flags]
@@ -35,7 +35,7 @@ Keep = Callable[[StepGraph], Flags]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """The steps of a trace that can be replayed; `notes` say what was left out and why."""
+    """The steps of a trace that can be replayed; `notes` list what was left out and why."""
 
     ops: OpTable
     lanes: tuple[PipelineWorker, ...]
@@ -44,7 +44,7 @@ class Replay:
     notes: tuple[str, ...]
 
     def mean_s(self, questions: list[Keep]) -> Array:
-        """Mean step time for each question: all operations it does not keep take ideal times."""
+        """Mean step time for each question: operations that it does not keep take ideal times."""
         total_s = np.zeros(len(questions))
         for graph in self.graphs:
             ideal_s = self.ideal_s[self.ops.op[graph.rows]]
@@ -58,12 +58,12 @@ class Replay:
 
 
 def replay_of(trace: Trace) -> Replay | None:
-    """What can be replayed of a trace: None without a timeline or without one whole step."""
+    """Return the replay of a trace; None without a timeline or without a complete step."""
     return replayed(trace)[0]
 
 
 def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
-    """The same, with notes on what of its timeline can not be replayed, and why."""
+    """Return the replay of a trace, with notes on what cannot be replayed and why."""
     if trace.ops is None:
         return None, ()
     first_at: dict[tuple[int, int], PipelineWorker] = {}
@@ -89,7 +89,7 @@ def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
 
 
 def _graphs(ops: OpTable, lanes: tuple[PipelineWorker, ...]) -> tuple[list[StepGraph], list[str]]:
-    """Of the steps that are whole, and why the others are not."""
+    """Return the graphs of the complete steps, and why the others are incomplete."""
     num_stages = 1 + max(lane.stage for lane in lanes)
     order = np.argsort(ops.step, kind="stable")
     bounds = np.flatnonzero(np.diff(ops.step[order], prepend=-1, append=-1))
@@ -108,15 +108,16 @@ def _graphs(ops: OpTable, lanes: tuple[PipelineWorker, ...]) -> tuple[list[StepG
 
 
 def what_if_of(replay: Replay) -> WhatIf:
-    """S and its parts. A part's slowdown: only its operations keep their real times.
+    """Return S and its parts. For a part's slowdown only its operations keep their real times.
 
-    A rank's score is the lesser of its dp rank's and its stage's; M_W and M_S are the shares of the
-    loss that go when the worst 3 % of ranks, the last stage, get ideal times.
+    A rank's score is the smaller of its data-parallel rank's and its stage's. M_W and M_S are the
+    shares of the loss that disappear when the worst 3 % of ranks, or the last stage, get ideal
+    times.
     """
     dps = sorted({lane.dp for lane in replay.lanes})
     stages = sorted({lane.stage for lane in replay.lanes})
     kinds = sorted({_part_name(op) for op in np.unique(replay.ops.op).tolist()})
-    questions = [_everything, _nothing, _all_but(_at_stage(replay, stages[-1]))]
+    questions = [_keep_all, _keep_none, _all_but(_at_stage(replay, stages[-1]))]
     questions += [_in_dp(replay, dp) for dp in dps]
     questions += [_at_stage(replay, stage) for stage in stages]
     questions += [_of_kind(replay, kind) for kind in kinds]
@@ -145,7 +146,7 @@ def what_if_of(replay: Replay) -> WhatIf:
 
 
 def _usual_counts(ops: OpTable) -> dict[tuple[int, int], int]:
-    """How often a rank closes a step with each type of operation: the commonest count."""
+    """How often a rank runs each closing operation per step: the most frequent count."""
     closing = np.isin(ops.op, CLOSING)
     keys = np.stack([ops.rank[closing], ops.op[closing], ops.step[closing]], axis=1)
     triples, counts = np.unique(keys, axis=0, return_counts=True)
@@ -161,7 +162,14 @@ def _check_whole(
     lanes: tuple[PipelineWorker, ...],
     usual: dict[tuple[int, int], int],
 ) -> None:
-    """All stages of a dp rank ran the same micro-batches, and each rank ended the step as usual."""
+    """Check that a step is complete.
+
+    All stages of a data-parallel rank ran the same micro-batches, and each rank ran its usual
+    closing operations.
+
+    Raises:
+        CutOff: it is incomplete.
+    """
     rank, op = ops.rank[graph.rows], ops.op[graph.rows]
     place = {lane.rank: lane for lane in lanes}
     for (worker, kind), count in usual.items():
@@ -179,7 +187,7 @@ def _check_whole(
 
 
 def _ideal_times(ops: OpTable, graphs: list[StepGraph]) -> Array:
-    """Per type of operation, over all replayed steps and ranks; NaN where there is none."""
+    """Ideal time of each type of operation, over all replayed steps and ranks; NaN without any."""
     op = np.concatenate([ops.op[graph.rows] for graph in graphs])
     own_s = np.concatenate([graph.own_s for graph in graphs])
     ideal_s = np.full(max(OpType) + 1, np.nan)
@@ -190,17 +198,17 @@ def _ideal_times(ops: OpTable, graphs: list[StepGraph]) -> Array:
 
 
 def _part_name(op: int) -> str:
-    """The two ends of a transfer are one part."""
+    """Name of the operation's part; the two ends of a transfer are one part."""
     if op in TRANSFERS:
         return "forward_transfer" if op < OpType.BACKWARD_SEND else "backward_transfer"
     return OpType(op).name.lower()
 
 
-def _everything(graph: StepGraph) -> Flags:
+def _keep_all(graph: StepGraph) -> Flags:
     return np.ones(len(graph.rows), dtype=np.bool_)
 
 
-def _nothing(graph: StepGraph) -> Flags:
+def _keep_none(graph: StepGraph) -> Flags:
     return np.zeros(len(graph.rows), dtype=np.bool_)
 
 
