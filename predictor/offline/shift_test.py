@@ -159,8 +159,8 @@ class ShiftTest:
     def shift(self, rank: int, first: int, end: int) -> Shift | None:
         """Return the shift of a stretch, starting at the rank's first recorded step in it.
 
-        None if its evidence is weak, its slowdown is below the minimum, or its peers became faster
-        instead.
+        None if the rank has no recorded step in it, if the evidence is weak, if the slowdown is
+        below the minimum, or if the peers became faster instead.
         """
         noise = self.noise
         recorded = np.flatnonzero(np.isfinite(self.residuals.by_step[first:end, rank]))
