@@ -1,7 +1,7 @@
 """Engines of tiny models, on ranks that are threads, beside plain training in one process."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -48,15 +48,16 @@ def engine_of(
     layout: Layout | None = None,
     hooks: Hooks | None = None,
     shards: int = 1,
+    sizes: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine of a tiny model, the same weights each time."""
+    """An engine of a tiny model, the same weights each time; `sizes`: of its configuration."""
     from pacekeeper.trainer.model.initialization import SeededInitialization
     from pacekeeper.trainer.model.skeleton import build_skeleton
 
     with BUILDING:
         skeleton = build_skeleton(
-            tiny_config(family),
+            tiny_config(family, **sizes or {}),
             dtype,
             num_attention_shards=layout.num_attention_shards if layout else shards,
             num_mlp_shards=layout.num_mlp_shards if layout else shards,
@@ -84,8 +85,16 @@ def adamw(engine: Engine) -> torch.optim.Optimizer:
 class PlainRun:
     """Losses, and final parameters, of training in one process with the library's experts."""
 
-    def __init__(self, family: str, steps: int, max_grad_norm: float) -> None:
-        engine = engine_of(family)
+    def __init__(
+        self,
+        family: str,
+        steps: int,
+        max_grad_norm: float,
+        *,
+        rows: Callable[[int], Tensor] = rows_of,
+        sizes: Mapping[str, Any] | None = None,
+    ) -> None:
+        engine = engine_of(family, sizes=sizes)
         for one in engine.skeleton.experts:
             if one is not None:
                 library.use_library_experts(one.module)
@@ -93,7 +102,7 @@ class PlainRun:
         optimizer = torch.optim.AdamW(engine.model.parameters(), lr=1e-3, weight_decay=0.1)
         self.losses, self.norms = [], []
         for step in range(steps):
-            (batch,) = micro_batches(rows_of(step), ROWS)
+            (batch,) = micro_batches(given := rows(step), len(given))
             logits = engine.model(input_ids=batch["input_ids"], use_cache=False).logits
             loss = cross_entropy(logits, batch) / batch["labels"].numel()
             optimizer.zero_grad()

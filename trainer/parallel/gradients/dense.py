@@ -302,6 +302,7 @@ def dense_buckets(
     """
     by_holders: dict[tuple[tuple[int, ...], torch.dtype, bool], list[list[DensePart]]] = {}
     num_buckets: dict[int, int] = {}
+    filled_bytes: dict[tuple[tuple[int, ...], torch.dtype, bool], int] = {}  # of the last bucket
     for part in parts:
         is_here = part.updated is None or part.updated.tensor is part.parameter
         if len(part.holders) < 2 and is_here:
@@ -309,9 +310,12 @@ def dense_buckets(
             continue
         key = part.holders, part.parameter.dtype, part.owner is not None
         cuts = by_holders.setdefault(key, [[]])
-        if sum(map(_size, cuts[-1])) * part.parameter.element_size() >= bucket_bytes:
+        if filled_bytes.get(key, 0) >= bucket_bytes:
             cuts.append([])
+            filled_bytes[key] = 0
         cuts[-1].append(part)
+        num_bytes = _size(part) * part.parameter.element_size()
+        filled_bytes[key] = filled_bytes.get(key, 0) + num_bytes
     order = sorted(by_holders.items(), key=lambda one: (one[0][0], one[0][2]))
     for cut in (cut for _, cuts in order for cut in cuts):
         for number in {id(one.parameter) for one in cut}:

@@ -50,6 +50,18 @@ def test_a_parameter_that_no_rank_used_is_left_alone(bucket_bytes: int) -> None:
         assert parameters[1].max() < 1.0
 
 
+def test_a_bucket_ends_with_the_part_that_fills_it() -> None:
+    """Parts of 16 bytes; parts of other holders do not count."""
+
+    def work(group: ThreadGroup) -> list[int]:
+        both, one = ([nn.Parameter(torch.ones(4)) for _ in range(n)] for n in (7, 3))
+        parts = parts_of(both, group.ranks)
+        parts[2:2] = parts_of(one, (group.rank,))
+        return [len(bucket.parameters) for _, bucket in dense_buckets(parts, group, 40)]
+
+    assert run_ranks(2, work) == [[3, 3, 1]] * 2
+
+
 def test_a_step_without_any_gradient_measures_zero() -> None:
     def work(group: ThreadGroup) -> float:
         dense = [nn.Parameter(torch.ones(2))]
