@@ -115,8 +115,7 @@ class _Step:
         model, links = problem.model, problem.links
         cell, cost = pipeline.cells[stage], model.layers[layer]
         rows = pipeline.micro_batches[op.micro_batch]
-        yield scale * model.launch_s
-        yield from self._halves(cell, layer, scale * rows)
+        yield from self._halves(cell, layer, scale, rows)
         if has_messages and len(cell.ranks) > 1:
             yield 2.0 * self._sum_s(cell, rows)
         if cost.expert_s <= 0.0:
@@ -145,7 +144,7 @@ class _Step:
             yield Meet((*key, "back"), len(sharers))
         yield one_way_s
 
-    def _halves(self, cell: StageShard, layer: int, rows: float) -> Iterator[float]:
+    def _halves(self, cell: StageShard, layer: int, scale: float, rows: int) -> Iterator[float]:
         """Attention, then the MLP, each with half of what all ranks do, until the slowest rank."""
         model, cost = self.problem.model, self.problem.model.layers[layer]
         ends_s = model.embedding_s if layer == 0 else 0.0
@@ -153,13 +152,16 @@ class _Step:
         for runs, cut_s in ((cell.attention, cost.attention_s), (cell.mlp, cost.mlp_s + ends_s)):
             shares = shares_of(runs)
             taken = [
-                (0.5 * cost.replicated_s + shares.get(rank, 0.0) * cut_s)
+                (
+                    0.5 * model.launch_s
+                    + rows * (0.5 * cost.replicated_s + shares.get(rank, 0.0) * cut_s)
+                )
                 / self.problem.device_of[rank].speed
                 for rank in cell.ranks
             ]
             if self.jitter:
                 taken = list(taken * np.exp(self.draw.normal(0.0, self.jitter, len(taken))))
-            yield rows * float(max(taken))
+            yield scale * float(max(taken))
 
     def _sum_s(self, cell: StageShard, rows: int) -> float:
         """One sum over a tensor group: a ring's reduce-scatter and all-gather."""

@@ -66,7 +66,8 @@ class ModelCost:
 
     num_attention_shards: groups of query heads with their key/value head, which no cut divides.
     num_mlp_shards: equal runs of columns; embedding and head are cut with them. `boundary_bytes`:
-    of one row between two layers. `launch_s`: forward time of a layer that no row adds to.
+    of one row between two layers. `launch_s`: forward time of a layer that no row adds to, on a
+    device of speed 1; a slow one takes longer by as much as for rows.
     `head_activation_bytes`: of one row of one micro-batch on each rank of the last stage.
     `gradient_share`: part of the bytes of state that data-parallel ranks exchange in a step;
     `backward_ratio`: backward over forward. Raises ValueError for what can not be.

@@ -90,7 +90,10 @@ def plan_lockstep_group(
     best = plan_group(costs, sums, micro, unevenness, ends)
     if best is None:
         return None
-    rest = sum(float(constant_s(sums, group)[-1]) for group in costs[0]) / len(costs[0])
+    rest = sum(
+        max(float(constant_s(sums, group)[-1]) for group in groups)
+        for groups in zip(*costs, strict=True)
+    ) / len(costs[0])
     return LockstepPlan(
         ends=best.ends,
         weights=best.weights,

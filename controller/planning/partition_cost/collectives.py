@@ -15,7 +15,8 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
     LayerSums,
-    forward_row_s,
+    forward_messages_s,
+    micro_batch_s,
     shares_of,
 )
 
@@ -28,13 +29,13 @@ class MixedStage:
     no rank waits in between.
 
     Attributes:
-        of_row: [kinds, barriers] forward seconds of one row.
-        communication: [kinds, barriers] seconds of its messages.
+        compute: [kinds, barriers, micro-batches] forward seconds.
+        communication: [kinds, barriers] seconds of one row's messages.
         fixed: [kinds, barriers] seconds of messages without rows.
         rows: [kinds, micro-batches] the most of each kind.
     """
 
-    of_row: Array
+    compute: Array
     communication: Array
     fixed: Array
     rows: Array
@@ -47,15 +48,14 @@ class MixedStage:
     def weight_s(self, scale: float) -> Array:
         """[micro-batches] weight gradients; ranks wait for them at the next barrier only."""
         way_s = self._ways_s(scale)[:, 0]
-        own_s = scale * self.of_row.sum(axis=1)[:, None] * self.rows
+        own_s = scale * self.compute.sum(axis=1)
         added: Array = (way_s + own_s).max(axis=0) - way_s.max(axis=0)
         return added
 
     def _ways_s(self, scale: float) -> Array:
         """[kinds, meetings, micro-batches]"""
-        each = scale * self.of_row + self.communication
-        ways: Array = each[:, :, None] * self.rows[:, None, :] + self.fixed[:, :, None]
-        return ways
+        messages: Array = self.communication[:, :, None] * self.rows[:, None, :]
+        return scale * self.compute + messages + self.fixed[:, :, None]
 
 
 def mixed_stage(
@@ -84,19 +84,25 @@ def mixed_stage(
     most = int(meets.sum())
     way = np.concatenate([[0], np.cumsum(meets)[:-1]])  # that each layer's shards lie on
     after = way + meets  # that what comes back from its experts lies on
-    parts = np.zeros((3, len(kinds), most))
-    for of_row, communication, fixed, cost in zip(*parts, kinds, strict=True):
-        compute_s, communication_s = (np.diff(of)[layers] for of in forward_row_s(sums, cost))
+    most_rows = np.array([rows[members].max(axis=0) for members in kinds.values()])
+    compute = np.zeros((len(kinds), most, rows.shape[1]))
+    parts = np.zeros((2, len(kinds), most))
+    for of_batches, counts, cost in zip(compute, most_rows, kinds, strict=True):
+        for count in np.unique(counts):
+            compute_s = np.diff(micro_batch_s(sums, cost, float(count)))[layers]
+            way_s = np.bincount(way % most, weights=compute_s, minlength=most)
+            of_batches[:, counts == count] = way_s[:, None]
+    for communication, fixed, cost in zip(*parts, kinds, strict=True):
+        communication_s = np.diff(forward_messages_s(sums, cost))[layers]
         back_s = 0.5 * np.diff(sums.dispatch_bytes)[layers] / cost.dispatch_bytes_per_s
-        np.add.at(of_row, way % most, compute_s)
         np.add.at(communication, way % most, communication_s - back_s)
         np.add.at(communication, after % most, back_s)
         np.add.at(fixed, way % most, cost.sum_s)
     return MixedStage(
-        of_row=parts[0],
-        communication=parts[1],
-        fixed=parts[2],
-        rows=np.array([rows[members].max(axis=0) for members in kinds.values()]),
+        compute=compute,
+        communication=parts[0],
+        fixed=parts[1],
+        rows=most_rows,
     )
 
 

@@ -44,6 +44,11 @@ class GroupCost:
     dispatch_bytes_per_s: float
     shares: tuple[tuple[float, float, float], ...]
 
+    @property
+    def slowest(self) -> float:
+        """How many times as long its slowest rank takes as a device of speed 1."""
+        return max(replicated for _, _, replicated in self.relative_times)
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerSums:
@@ -144,46 +149,56 @@ def shard_cost(
     return group_cost(cell.attention, cell.mlp, model, links, device_of)
 
 
-def forward_row_s(sums: LayerSums, group: GroupCost) -> tuple[Array, Array]:
-    """Sums over layers [layers + 1] of one row's forward: compute, and messages."""
-    messages = (
+def forward_messages_s(sums: LayerSums, group: GroupCost) -> Array:
+    """Sums over layers [layers + 1] of the messages of one row's forward."""
+    messages: Array = (
         group.sum_row_s * np.arange(sums.num_layers + 1.0)
         + sums.dispatch_bytes / group.dispatch_bytes_per_s
     )
-    return halves_s(sums, group), messages
+    return messages
 
 
-def halves_s(sums: LayerSums, group: GroupCost) -> Array:
-    """Sums over layers [layers + 1] of one row's forward: attention and MLP, each until its slowest
-    rank has done its shards and half of what every rank does.
+def micro_batch_s(sums: LayerSums, group: GroupCost, rows: float) -> Array:
+    """Sums over layers [layers + 1] of a micro-batch's forward, with launches, without experts."""
+    return halves_s(sums, group, rows=rows, launch_s=sums.model.launch_s)
+
+
+def halves_s(
+    sums: LayerSums, group: GroupCost, *, rows: float = 1.0, launch_s: float = 0.0
+) -> Array:
+    """Sums over layers [layers + 1] of the forward of rows: attention and MLP, each until its
+    slowest rank has done its shards and half of what every rank does, launches included.
     """
-    if len(group.relative_times) == 1 or not sums.replicated_s[-1]:
+    layers = np.arange(sums.num_layers + 1.0)
+    if len(group.relative_times) == 1 or not (sums.replicated_s[-1] or launch_s):
         attention, mlp, replicated = (
             max(of_ranks) for of_ranks in zip(*group.relative_times, strict=True)
         )
-        linear: Array = (
-            attention * sums.attention_s + mlp * sums.mlp_s + replicated * sums.replicated_s
-        )
+        linear: Array = rows * (attention * sums.attention_s + mlp * sums.mlp_s)
+        linear += replicated * (rows * sums.replicated_s + launch_s * layers)
         return linear
     attention, mlp, replicated = np.array(group.relative_times).T[:, :, None]  # each [ranks, 1]
-    half_s = 0.5 * replicated * np.diff(sums.replicated_s)
-    slowest_s = (attention * np.diff(sums.attention_s) + half_s).max(axis=0)
-    slowest_s += (mlp * np.diff(sums.mlp_s) + half_s).max(axis=0)
+    half_s = 0.5 * replicated * (rows * np.diff(sums.replicated_s) + launch_s)
+    slowest_s = (rows * attention * np.diff(sums.attention_s) + half_s).max(axis=0)
+    slowest_s += (rows * mlp * np.diff(sums.mlp_s) + half_s).max(axis=0)
     result: Array = np.concatenate([[0.0], np.cumsum(slowest_s)])
     return result
 
 
 def row_s(sums: LayerSums, group: GroupCost) -> Array:
     """Sums over layers of one row's forward and backward, without experts."""
-    compute, messages = forward_row_s(sums, group)
-    return (1.0 + sums.model.backward_ratio) * compute + 2.0 * messages
+    compute_s = (1.0 + sums.model.backward_ratio) * halves_s(sums, group)
+    return compute_s + 2.0 * forward_messages_s(sums, group)
 
 
 def constant_s(sums: LayerSums, group: GroupCost) -> Array:
-    """Sums over layers of what a micro-batch takes whatever its rows, forward and backward."""
+    """Sums over layers of what a micro-batch takes whatever its rows, forward and backward.
+
+    Where a rank waits at the launches of a slower one, it is less: `micro_batch_s` is exact.
+    """
     ratio = sums.model.backward_ratio
     return np.arange(sums.num_layers + 1.0) * (
-        (1.0 + ratio) * sums.model.launch_s + 2.0 * group.sum_s
+        (1.0 + ratio) * sums.model.launch_s * group.slowest + 2.0 * group.sum_s
     )
 
 

@@ -16,9 +16,10 @@ from pacekeeper.controller.planning.partition_cost.collectives import (
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
-    forward_row_s,
+    forward_messages_s,
     layer_sums,
     message_s,
+    micro_batch_s,
     shard_cost,
 )
 from pacekeeper.core.layout.pipeline_schedule import Schedule
@@ -52,20 +53,16 @@ class _ShardTimes:
 
     Attributes:
         cost: of its tensor group.
-        compute_s: one row's forward.
         communication_s: one row's messages.
         sum_s: messages of a micro-batch.
         expert_s: experts of one row at speed 1.
-        launch_s: launches of a micro-batch.
         speed: sum over its ranks.
     """
 
     cost: GroupCost
-    compute_s: float
     communication_s: float
     sum_s: float
     expert_s: float
-    launch_s: float
     speed: float
 
 
@@ -76,6 +73,7 @@ class StageTimeModel:
         self.problem = problem
         self.sums = layer_sums(problem.model, problem.links)
         self._cells: dict[StageShard, _ShardTimes] = {}
+        self._own: dict[tuple[StageShard, float], float] = {}
         self._syncs: dict[tuple[StageShard, int, bool], float] = {}
         self._messages: dict[tuple[StageShard, StageShard], tuple[float, float]] = {}
 
@@ -116,8 +114,8 @@ class StageTimeModel:
     def chunk_s(self, cell: StageShard, rows: float) -> tuple[float, float, float]:
         """Forward, input and weight gradients of a micro-batch on ranks that wait for no others."""
         of, ratio = self._cell(cell), self.problem.model.backward_ratio
-        own_s = rows * (of.compute_s + of.expert_s * self.problem.unevenness / of.speed)
-        own_s += of.launch_s
+        own_s = self._own_s(cell, rows)
+        own_s += rows * of.expert_s * self.problem.unevenness / of.speed
         messages_s = rows * of.communication_s + of.sum_s
         half_s = 0.5 * ratio * own_s
         return own_s + messages_s, half_s + messages_s, half_s
@@ -146,7 +144,15 @@ class StageTimeModel:
         ratio = self.problem.model.backward_ratio
         cells = [[self._cell(cell) for cell in pipeline.cells] for pipeline in pipelines]
         # [pipelines, stages]
-        compute = np.array([[cell.compute_s for cell in of_pipeline] for of_pipeline in cells])
+        compute_s = np.array(
+            [
+                [
+                    [self._own_s(cell, count) for count in counts]
+                    for cell, counts in zip(pipeline.cells, of_stages, strict=True)
+                ]
+                for pipeline, of_stages in zip(pipelines, rows.tolist(), strict=True)
+            ]
+        )
         communication = np.array(
             [[cell.communication_s for cell in of_pipeline] for of_pipeline in cells]
         )
@@ -154,15 +160,14 @@ class StageTimeModel:
         speed = np.array([[cell.speed for cell in of_pipeline] for of_pipeline in cells])
         expert = np.array([cell.expert_s for cell in cells[0]])
         expert *= self.problem.unevenness / speed.sum(axis=0)
-        launch = np.array([cell.launch_s for cell in cells[0]])
-        together_s = expert[:, None] * rows.sum(axis=0) + launch[:, None]
+        together_s = expert[:, None] * rows.sum(axis=0)
         mixed = self._mixed(pipelines, cells, rows)
 
         def chunk_s(scale: float, *, has_messages: bool = True) -> Array:
             """Seconds until the slowest pipeline; compute and messages may have different
             slowest ones.
             """
-            own_s = scale * compute[:, :, None] * rows
+            own_s = scale * compute_s
             if has_messages:
                 own_s += communication[:, :, None] * rows + sums[:, :, None]
             slowest: Array = own_s.max(axis=0)
@@ -196,17 +201,23 @@ class StageTimeModel:
             problem, sums = self.problem, self.sums
             first, end = cell.first_layer, cell.end_layer
             cost = shard_cost(cell, problem.model, problem.links, problem.device_of)
-            compute_s, communication_s = forward_row_s(sums, cost)
+            communication_s = forward_messages_s(sums, cost)
             found = self._cells[cell] = _ShardTimes(
                 cost=cost,
-                compute_s=float(compute_s[end] - compute_s[first]),
                 communication_s=float(communication_s[end] - communication_s[first]),
                 sum_s=(end - first) * cost.sum_s,
                 expert_s=float(sums.expert_s[end] - sums.expert_s[first]),
-                launch_s=(end - first) * problem.model.launch_s,
                 speed=cost.speed,
             )
         return found
+
+    def _own_s(self, cell: StageShard, rows: float) -> float:
+        """The forward of a micro-batch on the cell's ranks, without messages and experts."""
+        key = (cell, rows)
+        if key not in self._own:
+            sums_s = micro_batch_s(self.sums, self._cell(cell).cost, rows)
+            self._own[key] = float(sums_s[cell.end_layer] - sums_s[cell.first_layer])
+        return self._own[key]
 
     def _boundaries(self, pipeline: Pipeline) -> Array:
         """[stages - 1, micro-batches]"""

@@ -48,9 +48,9 @@ def test_one_device_computes_one_layer_after_the_other() -> None:
     )  # fmt: skip
     pipeline = Pipeline(cells=(cell(0, 2, 0),), micro_batches=(3, 1))
     problem = problem_of(model, pipeline, speeds=(0.5,))
-    # Four rows of 2 x 3.5 and the head at half speed, launches at full; backwards take twice.
+    # Four rows of 2 x 3.5 and the head, and launches, at half speed; backwards take twice.
     assert event_step_s(problem.baseline, problem) == pytest.approx(
-        3 * (4 * 8.0 / 0.5 + 2 * 2 * 0.25)
+        3 * (4 * 8.0 + 2 * 2 * 0.25) / 0.5
     )
 
 
