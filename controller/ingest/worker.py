@@ -6,7 +6,6 @@ ingest process, so reports stay in the agents' spools. The process ends when the
 """
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -193,38 +192,43 @@ def sequence_of(data: bytes) -> int:
 
 
 async def serve(own: socket.socket) -> None:
-    """Serve until drained or the socket closes. Raises ValueError for an invalid frame."""
+    """Serve until drained or the socket closes; then the caller ends the process.
+
+    Raises ValueError for an invalid frame.
+    """
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = ControllerLink(writer), ipc.Frames(COMMAND_BYTES)
     worker: IngestWorker | None = None
-    async with contextlib.AsyncExitStack() as stack:
-        while data := await reader.read(READ_BYTES):
-            for kind, number, value, content in frames.feed(data):
-                if kind == ipc.SERVE:
-                    settings = json.loads(content)
-                    worker = IngestWorker(
-                        out,
-                        reports=Limit(**settings["reports"]),
-                        first_number=settings["index"] + 1,
-                        step=settings["processes"],
-                    )
-                    port, reason = await _open(stack, worker, settings)
-                    out.put(ipc.LISTENS, 0, port, reason.encode())
-                elif kind == ipc.DRAIN:
-                    if worker is not None:
-                        worker.end_all()
-                    await stack.aclose()
-                    out.flush()
-                    await writer.drain()
-                    return
-                elif worker is not None:
-                    worker.handle_frame(kind, number, value, content)
+    server: grpc.aio.Server | None = None
+    while data := await reader.read(READ_BYTES):
+        for kind, number, value, content in frames.feed(data):
+            if kind == ipc.SERVE:
+                settings = json.loads(content)
+                worker = IngestWorker(
+                    out,
+                    reports=Limit(**settings["reports"]),
+                    first_number=settings["index"] + 1,
+                    step=settings["processes"],
+                )
+                server, port, reason = await _open(worker, settings)
+                out.put(ipc.LISTENS, 0, port, reason.encode())
+            elif kind == ipc.DRAIN:
+                if worker is not None and server is not None:
+                    worker.end_all()
+                    await server.stop(DRAIN_S)
+                out.flush()
+                await writer.drain()
+                return
+            elif worker is not None:
+                worker.handle_frame(kind, number, value, content)
 
 
-async def _open(
-    stack: contextlib.AsyncExitStack, worker: IngestWorker, settings: Any
-) -> tuple[int, str]:
-    """Start the gRPC server. Returns its port; 0 and the reason if it cannot listen."""
+async def _open(worker: IngestWorker, settings: Any) -> tuple[grpc.aio.Server | None, int, str]:
+    """Start the gRPC server.
+
+    Returns:
+        The server and its port; None, 0 and the reason if it cannot listen.
+    """
     tls, age_s = TlsConfig(**settings["tls"]), settings["connection_s"]
     options = {
         **dict(reports.server_options(settings["max_report_bytes"], age_s)),
@@ -243,18 +247,17 @@ async def _open(
         else:
             port = server.add_insecure_port(settings["listen"])
     except RuntimeError:
-        return 0, ""
+        return None, 0, ""
     except PacekeeperError as error:
-        return 0, str(error)
+        return None, 0, str(error)
     await server.start()
-    stack.push_async_callback(server.stop, DRAIN_S)
-    return port, ""
+    return server, port, ""
 
 
 async def _run(own: socket.socket) -> None:
-    """Serve, then end the process from inside the loop.
+    """Serve, then end the process from inside the loop, with all streams.
 
-    Cancelling thousands of streams would take long and keep the port from the next process.
+    Ending thousands of streams one by one takes seconds, in which their agents do not reconnect.
     """
     code = 0
     try:

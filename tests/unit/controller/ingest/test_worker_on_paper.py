@@ -1,6 +1,7 @@
 """The ingest process between streams and controller: numbers, order, limits, invalid reports."""
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,3 +259,43 @@ def test_it_is_full_by_what_is_put_and_by_what_is_not_read_yet() -> None:
         assert not out.is_full
 
     asyncio.run(scene())
+
+
+class Server:
+    """Notes how it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped: list[float] = []
+
+    async def stop(self, grace_s: float) -> None:
+        self.stopped.append(grace_s)
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_streams_end_in_order_in_a_drain_only(
+    is_drained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its controller the process ends at once: a server that stops takes seconds."""
+    server = Server()
+
+    async def open_server(*_: object) -> tuple[Server, int, str]:
+        return server, 7443, ""
+
+    async def scene() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        serving = asyncio.create_task(worker.serve(theirs))
+        settings = {"reports": {"per_s": 1.0, "at_once": 1}, "index": 0, "processes": 1}
+        writer.write(ipc.serve(settings))
+        assert Frames(1 << 20).feed(await reader.read(1 << 16))[0][0] == ipc.LISTENS
+        if is_drained:
+            writer.write(ipc.frame(ipc.DRAIN))
+        else:
+            writer.close()
+        await serving
+        writer.close()
+
+    monkeypatch.setattr(worker, "_open", open_server)
+    asyncio.run(scene())
+    assert server.stopped == ([worker.DRAIN_S] if is_drained else [])
