@@ -1,8 +1,8 @@
 """Adapter for DeepSpeed: wraps an engine and reports its steps, passes, expert rows and loads.
 
-    watch = deepspeed.watch(engine, job="my-run")  # after deepspeed.initialize
-    ...                                            # train as before
-    watch.close()
+    attached = watch(engine, job="my-run")  # after deepspeed.initialize
+    ...                                     # train as before
+    attached.close()
 
 Uses only the engine's own attributes and hooks and imports nothing of DeepSpeed.
 docs/trainer-deepspeed.md lists what was tested and what cannot be observed.

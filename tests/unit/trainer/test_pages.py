@@ -1,10 +1,17 @@
-"""The Python of pages about training runs as it stands, on what the text around it speaks of."""
+"""The Python of pages about training runs as it stands, on what the text around it speaks of.
 
+Where a page says "train as before" or `...`, a test trains. DeepSpeed, Megatron and torchtitan are
+stand-ins that make their calls in their order; Hugging Face's and Lightning's trainers are real.
+"""
+
+import inspect
 import re
 import runpy
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +24,15 @@ from torch.utils.data import TensorDataset
 import pacekeeper
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.core.telemetry.shm_ring import ring_file_name
+from pacekeeper.trainer.adapters import torchtitan
 from pacekeeper.trainer.adapters.batch_shares import BatchShares, ShareSchedule, step_loader
+from support import deepspeed_calls, megatron_calls, torchtitan_calls
 from support.rings import records_in
 from support.tree import ROOT
 
 JOB, STEPS = "page", 3
+MY_RUN = "my-run"  # the job of pages that name one
+TRAINED = "...  # train as before"
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +60,8 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return found
 
 
-def recorded(kind: type) -> list[Any]:
-    (ring,) = (Path("rings") / JOB).glob(ring_file_name(0))
+def recorded(kind: type, job: str = JOB) -> list[Any]:
+    (ring,) = (Path("rings") / job).glob(ring_file_name(0))
     return [record for record in records_in(ring) if isinstance(record, kind)]
 
 
@@ -113,3 +124,115 @@ def test_the_engine_as_a_library_on_token_files() -> None:
     names = {"torch": torch, "Sampler": Sampler, "open_tokens": open_tokens}
     found = run(code, device=torch.device("cpu"), **numbers, **names)
     assert found["engine"].num_steps == STEPS
+
+
+def steps_of_my_run() -> list[int]:
+    return [record.step for record in recorded(StepRecord, MY_RUN)]
+
+
+def test_the_callback_of_huggingface_trains() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from support.huggingface_runs import Paced, trainer
+
+    def made(*_: Any, callbacks: list[Any]) -> Any:
+        return trainer(Paced(None), Path("out"), callbacks[0], max_steps=STEPS)
+
+    (code,) = blocks("docs/trainer-huggingface.md")
+    run(code + "trainer.train()\n", Trainer=made)
+    assert len(steps_of_my_run()) == STEPS
+
+
+def test_the_callback_of_lightning_trains() -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from support.lightning_runs import automatic, loader, trainer
+
+    def made(*_: Any, callbacks: list[Any]) -> Any:
+        return trainer(lightning, Path("out"), callbacks[0], max_steps=STEPS)
+
+    (code,) = blocks("docs/trainer-lightning.md")
+    fit = "trainer.fit(module, loader)\n"
+    run(code + fit, Trainer=made, module=automatic(lightning.LightningModule), loader=loader())
+    assert len(steps_of_my_run()) == STEPS
+
+
+def test_an_engine_of_deepspeed_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    package: Any = ModuleType("deepspeed")
+    package.initialize = lambda *_: (deepspeed_calls.Engine(accumulates=1), None, None, None)
+    monkeypatch.setitem(sys.modules, "deepspeed", package)
+    (code,) = blocks("docs/trainer-deepspeed.md")
+    assert code.count(TRAINED) == 1
+    run(code.replace(TRAINED, "train(engine)"), train=engine_steps)
+    assert steps_of_my_run() == [*range(STEPS)]
+
+
+def engine_steps(engine: Any) -> None:
+    for _ in range(STEPS):
+        engine.backward(engine(torch.zeros(1, 4)))
+        engine.step()
+
+
+def megatron_chunk() -> megatron_calls.Chunk:
+    config = SimpleNamespace(timers=None, virtual_pipeline_model_parallel_size=None)
+    return megatron_calls.Chunk(config)
+
+
+def megatron_ways() -> tuple[str, str, str]:
+    """The page's import, its line for Megatron-LM, and what it says for one's own loop."""
+    (code,) = blocks("docs/trainer-megatron.md")
+    found = re.fullmatch(r"(.*)# Megatron-LM.*?\n(.*)# Megatron-Core.*?\n(.*)", code, re.DOTALL)
+    assert found is not None
+    return found[1], found[2], found[3]
+
+
+def test_pretrain_of_megatron_is_watched() -> None:
+    chunks: list[Any] = [megatron_chunk()]
+
+    def pretrain(*given: Any) -> None:
+        for _ in range(STEPS):
+            batches = iter([torch.zeros(1, 4)])
+            megatron_calls.run(chunks, "F0B0", batches, step=given[-1])
+
+    begin, line, _ = megatron_ways()
+    run(begin + line, pretrain=pretrain, forward_step=megatron_calls.forward_step)
+    assert len(steps_of_my_run()) == STEPS - 1, "the page says that the first is not reported"
+
+
+def test_an_own_loop_of_megatron_core_is_watched() -> None:
+    chunks: list[Any] = [megatron_chunk()]
+    optimizer = SimpleNamespace()
+    optimizer.step = lambda: None
+
+    def train() -> None:
+        for _ in range(STEPS):
+            megatron_calls.run(chunks, "F0B0", iter([torch.zeros(1, 4)]))
+            optimizer.step()
+
+    begin, _, own_loop = megatron_ways()
+    trained = "...  # forward_backward_func(...), optimizer.step()"
+    assert own_loop.count(trained) == 1
+    code = begin + own_loop.replace(trained, "train()")
+    run(code, chunks=chunks, optimizer=optimizer, train=train)
+    assert steps_of_my_run() == [*range(STEPS)]
+
+
+def test_a_trainer_of_torchtitan_is_watched() -> None:
+    trainer: Any = torchtitan_calls.Trainer()
+    batches = torchtitan_calls.batches_of(*[(1, 4)] * (2 * STEPS))
+    trainer.train = partial(trainer.train, batches, STEPS)
+    code = blocks("docs/trainer-torchtitan.md")[0]
+    run(code, config=SimpleNamespace(build=lambda: trainer))
+    assert steps_of_my_run() == [1, 2, 3]
+
+
+def test_plans_for_torchtitan_are_opted_into_by_settings_that_there_are() -> None:
+    """Runs of them: tests/integration/trainer/test_torchtitan_experts.py."""
+    opted: set[str] = set()
+
+    def watch(*args: Any, **settings: Any) -> None:
+        inspect.signature(torchtitan.watch).bind(*args, **settings)
+        opted.update(name for name, value in settings.items() if value is True)
+
+    for code in blocks("docs/trainer-torchtitan.md")[1:]:
+        run(code, torchtitan=SimpleNamespace(watch=watch), trainer=None)
+    assert opted == {"moves_experts", "shares_batches"}
