@@ -31,7 +31,6 @@ from benchmarks.slow_beside_replicates import were_slow
 from benchmarks.step_runs import Run, durations, with_durations
 from pacekeeper.predictor.cost.features import Array, Flags
 from pacekeeper.predictor.job_level.block_charts import (
-    fold_block,
     healthy_pace,
     limits_of,
     with_findings,
@@ -254,8 +253,14 @@ def alarm_rate(series_s: Array, asked: float, expected: float, seed: int) -> flo
             if block < len(quiet) or block % REFIT_BLOCKS == 0:
                 health = healthy_pace(quiet, charts.excursions)
                 limits = limits_of(asked, step_s, charts.excursions)
-            charts = fold_block(
-                limits, charts, block=block, log_ratio=sample, health=health, is_open=is_open
+            charts = cusum.advance(
+                limits,
+                charts,
+                step=block,
+                log_ratio=sample - health.log_ratio,
+                doubt=health.doubt,
+                sigma=health.sigma,
+                is_open=is_open,
             )
             suspicion = cusum.suspicion(limits, charts)
             found = np.flatnonzero(suspicion >= 1.0)

@@ -11,17 +11,17 @@ from math import ceil, exp, log
 
 import numpy as np
 
-from pacekeeper.predictor.cost.features import Array, Flags, Positions
+from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level.blocks import (
     BLOCK_STEPS,
     HEALTHY_SHARE,
     NORMAL_20TH,
     SIGMA_FLOOR,
 )
-from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.cusum import Charts
-from pacekeeper.predictor.online.excursions import Excursions, by_height
+from pacekeeper.predictor.online.excursions import Excursions, by_height, mean_excess
 from pacekeeper.predictor.online.thresholds import (
+    ONE_SAMPLE,
     RATE_GRID,
     TRUSTED_SAMPLES,
     Thresholds,
@@ -39,7 +39,6 @@ from pacekeeper.predictor.stats.robust import (
 
 TRUSTED_BLOCKS = TRUSTED_SAMPLES // BLOCK_STEPS
 LEAST_SIGMA = 1e-6
-CUT_OFF = 0.5 * (1.0 + cusum.CEILING)
 LEAST_BETWEEN = 8.0  # blocks between two false alarms, however many are asked for
 
 
@@ -83,47 +82,22 @@ def limits_of(false_alarms_per_job_day: float, step_s: float, excursions: Excurs
         false_alarms_per_job_day, num_ranks=1, samples_per_rank_s=1.0 / (BLOCK_STEPS * step_s)
     )
     between = exp(ceil(log(max(between, LEAST_BETWEEN)) * RATE_GRID) / RATE_GRID)
-    return Thresholds(rules=chart_rules(between, excursions, TRUSTED_BLOCKS), between=between)
-
-
-def fold_block(
-    limits: Thresholds,
-    charts: Charts,
-    *,
-    block: int,
-    log_ratio: Array,
-    health: HealthyPace,
-    is_open: Flags,
-) -> Charts:
-    """Fold the newest block of each job into its charts.
-
-    Args:
-        limits: of the charts.
-        charts: before it.
-        block: its number.
-        log_ratio: of observed / expected, the middle step of the block [jobs].
-        health: of each job.
-        is_open: jobs with an open finding, whose charts rest.
-    """
-    return cusum.advance(
-        limits,
-        charts,
-        step=block,
-        log_ratio=log_ratio - health.log_ratio,
-        doubt=health.doubt,
-        sigma=health.sigma,
-        is_open=is_open,
-    )
+    rules = chart_rules(between, excursions, TRUSTED_BLOCKS)
+    num_used = sum(ONE_SAMPLE * rule.h > rule.clip - rule.k + LEAST_SIGMA for rule in rules)
+    if num_used:  # charts that one sample must not cross leave their part of the rate to the others
+        rules = chart_rules(between * num_used / len(rules), excursions, TRUSTED_BLOCKS)
+    return Thresholds(rules=rules, between=between)
 
 
 def with_findings(charts: Charts, jobs: Positions) -> Charts:
     """Begin anew the charts of jobs that are found slow.
 
-    The finding cuts an excursion off: it counts as high as the middle between where it was found
-    and the charts' ceiling. Were it left out, thresholds would sink with each alarm.
+    The finding cuts an excursion off: it counts as high as it would have risen in the mean. Were it
+    left out, thresholds would sink with each alarm.
     """
     levels, rises, excursions = charts.levels.copy(), charts.rises.copy(), charts.excursions
-    counts = excursions.counts + np.stack([by_height(CUT_OFF * own) for own in rises[:, jobs]])
+    heights = rises[:, jobs] + mean_excess(excursions)[:, None]
+    counts = excursions.counts + np.stack([by_height(own) for own in heights])
     levels[:, jobs] = rises[:, jobs] = 0.0
     return replace(
         charts, levels=levels, rises=rises, excursions=replace(excursions, counts=counts)

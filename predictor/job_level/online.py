@@ -19,7 +19,6 @@ from pacekeeper.predictor.cost.features import Array, Flags
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.block_charts import (
     HealthyPace,
-    fold_block,
     healthy_pace,
     limits_of,
     with_findings,
@@ -191,12 +190,13 @@ def _charted(
     step_s = float(np.median(pace.rows[:, _DURATION]))
     limits = limits_of(config.false_alarms_per_job_day, step_s, charts.excursions)
     for block in blocks[-1:] if charts.recent_steps else blocks:  # the first time all of them
-        charts = fold_block(
+        charts = cusum.advance(
             limits,
             charts,
-            block=int(pace.rows[-1, _STEP]),
-            log_ratio=np.array([block]),
-            health=health,
+            step=int(pace.rows[-1, _STEP]),
+            log_ratio=block - health.log_ratio,
+            doubt=health.doubt,
+            sigma=health.sigma,
             is_open=np.array([pace.is_open]),
         )
     suspicion = float(cusum.suspicion(limits, charts)[0])

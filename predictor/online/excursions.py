@@ -56,6 +56,16 @@ def with_finding(excursions: Excursions, rank: int, peaks: Array) -> Excursions:
     return replace(excursions, findings={**excursions.findings, rank: own})
 
 
+def mean_excess(excursions: Excursions) -> Array:
+    """By how much an excursion that reaches a height rises beyond it in the mean [charts].
+
+    The same at each height where the tail is exponential.
+    """
+    num = np.maximum(excursions.counts.sum(axis=1), 1.0)
+    excess: Array = np.maximum(excursions.counts @ _MIDDLES / num - EDGES[0], 0.0)
+    return excess
+
+
 def height(excursions: Excursions, chart: int, samples: float) -> float | None:
     """The height that a chart of a healthy rank reaches once in so many samples.
 

@@ -5,7 +5,6 @@ import pytest
 
 from pacekeeper.predictor.job_level.block_charts import (
     TRUSTED_BLOCKS,
-    fold_block,
     healthy_pace,
     limits_of,
     with_findings,
@@ -47,9 +46,9 @@ def alarms(values: np.ndarray, asked: float) -> int:
     for block, row in enumerate(values):
         if block % 16 == 0:
             limits = limits_of(asked, 1.0, charts.excursions)
-        charts = fold_block(
-            limits, charts, block=block, log_ratio=row, health=health,
-            is_open=np.zeros(values.shape[1], dtype=np.bool_),
+        charts = cusum.advance(
+            limits, charts, step=block, log_ratio=row - health.log_ratio, doubt=health.doubt,
+            sigma=health.sigma, is_open=np.zeros(values.shape[1], dtype=np.bool_),
         )  # fmt: skip
         found = np.flatnonzero(cusum.suspicion(limits, charts) >= 1.0)
         num += found.size

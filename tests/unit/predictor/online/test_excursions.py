@@ -5,11 +5,13 @@ import pytest
 
 from pacekeeper.predictor.online import cusum
 from pacekeeper.predictor.online.excursions import (
+    EDGES,
     OWN_RANKS,
     TAIL,
     Excursions,
     by_height,
     height,
+    mean_excess,
     with_finding,
 )
 from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
@@ -84,3 +86,11 @@ def test_a_finding_that_ended_is_kept_with_its_peaks() -> None:
     charts = cusum.recovered(charts, [0])
     assert set(charts.excursions.findings) == {0}
     assert not charts.rises.any()
+
+
+def test_what_is_cut_off_would_have_risen_by_the_scale_of_the_tail() -> None:
+    rng = np.random.default_rng(0)
+    peaks = 1.0 + rng.exponential((1.0, 3.0), size=(20_000, 2))
+    counts = np.zeros((len(REFERENCES), len(EDGES)))
+    counts[:2] = [by_height(own) for own in peaks.T]
+    assert mean_excess(Excursions(counts=counts)) == pytest.approx([1.0, 3.0, 0.0, 0.0], rel=0.05)
