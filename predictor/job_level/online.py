@@ -116,13 +116,13 @@ def update_job_level(
     if len(before) < len(pace.rows):  # steps done again count once
         before = before[: len(before) // BLOCK_STEPS * BLOCK_STEPS]
     row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared, 1.0]])
-    is_lost = pace.is_open and not len(pace.rows)
+    is_lost = pace.is_open and not len(before)
     pace = replace(
         pace,
         rows=np.concatenate([before, row]),
         told_step=min(pace.told_step, told.step - 1),
     )
-    if is_lost:  # a restart, or another layout: what is healthy is not known any more
+    if is_lost:  # a restart, or another layout: what is healthy is not known
         pace = replace(pace, slowdown=1.0)
         return pace, GlobalSlowdownChange(is_over=True, why="its pace is measured anew")
     if pace.num_steps < LEAST_STEPS or pace.num_steps % BLOCK_STEPS:
@@ -263,7 +263,8 @@ def _opened(
     beyond = np.clip(np.nan_to_num(excess[-near:]) - size / 2.0, -size, size)
     first = len(excess) - 1 - int(np.cumsum(beyond[::-1]).argmax())
     rows, charts = pace.rows, with_findings(charts, np.array(NOBODY))
-    if rows[:first, _IS_QUIET].sum() < MIN_STEPS:
+    is_health = (rows[:first, _IS_QUIET] > 0.0) & (rows[:first, _TOKENS] > 0.0)
+    if is_health.sum() < MIN_STEPS:
         kept = rows[first // BLOCK_STEPS * BLOCK_STEPS :].copy()
         kept[:, _IS_QUIET] = 1.0
         return replace(pace, rows=kept, charts=charts), NO_NEWS

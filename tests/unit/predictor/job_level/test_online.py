@@ -171,3 +171,21 @@ def test_the_rate_of_false_alarms_that_is_asked_for_moves_the_threshold() -> Non
         found.append((num_found, pace.sensitivity.slowdown))
     assert found[0][0] <= found[1][0]
     assert found[0][1] > found[1][1], "what is surely found is larger where alarms must be rare"
+
+
+@pytest.mark.parametrize(("onset", "is_found"), [(70, False), (100, True)])
+def test_steps_that_tell_no_work_show_no_health(onset: int, is_found: bool) -> None:
+    trace = even(slowed(FLAT_S, onset, 600, 1.5))
+    assert trace.steps is not None
+    tokens = np.where(trace.steps.step < 60, np.nan, trace.steps.tokens)
+    pace, news = played(replace(trace, steps=replace(trace.steps, tokens=tokens)))
+    assert bool(news) == is_found == pace.is_open
+    assert pace.sensitivity is not None
+
+
+def test_a_run_that_begins_anew_is_measured_anew() -> None:
+    pace, _ = played(even(slowed(FLAT_S, 200, 600, 1.2)))
+    assert pace.is_open
+    pace, (closed,) = played(even(FLAT_S), pace)
+    assert closed.is_over and closed.why == "its pace is measured anew"
+    assert not pace.is_open
