@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, StepSample
-from pacekeeper.predictor.online.excursions import Excursions, height
+from pacekeeper.predictor.online.excursions import EDGE_RATIO, Excursions, height
 from pacekeeper.predictor.stats.cusum_design import (
     CLIPS,
     DAY_S,
@@ -144,14 +144,34 @@ def trust(excursions: Excursions, trusted_samples: int = TRUSTED_SAMPLES) -> flo
 def chart_rules(
     between: float, excursions: Excursions, trusted_samples: int = TRUSTED_SAMPLES
 ) -> tuple[ChartRule, ...]:
-    """The charts that together raise one false alarm in `between` samples of a healthy rank."""
+    """The charts that together raise one false alarm in `between` samples of a healthy rank.
+
+    A chart that is as high as one sample rises has next to no alarms: its part goes to the others.
+    """
+    rules = _raised_rules(between, excursions, trusted_samples)
+    num_free = sum(rule.h > EDGE_RATIO * _one_sample_height(rule) for rule in rules)
+    if 0 < num_free < len(rules):
+        between *= num_free / len(rules)
+        return _raised_rules(between, excursions, trusted_samples)
+    return rules
+
+
+def _raised_rules(
+    between: float, excursions: Excursions, trusted_samples: int
+) -> tuple[ChartRule, ...]:
+    """Return the charts, an equal part of the rate each, none lower than one sample rises."""
     known = trust(excursions, trusted_samples)
     rules = []
     for chart, rule in enumerate(_prior_rules(between)):
         own = height(excursions, chart, between * len(REFERENCES))
         h = rule.h if own is None else (1.0 - known) * rule.h + known * own
-        rules.append(replace(rule, h=max(h, (rule.clip - rule.k) / ONE_SAMPLE)))
+        rules.append(replace(rule, h=max(h, _one_sample_height(rule))))
     return tuple(rules)
+
+
+def _one_sample_height(rule: ChartRule) -> float:
+    """Return the height that one sample, however wild, does not cross."""
+    return (rule.clip - rule.k) / ONE_SAMPLE
 
 
 @lru_cache(maxsize=64)
