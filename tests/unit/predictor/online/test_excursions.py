@@ -14,8 +14,8 @@ from pacekeeper.predictor.online.excursions import (
     mean_excess,
     with_finding,
 )
-from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
-from pacekeeper.predictor.stats.cusum_design import REFERENCES
+from pacekeeper.predictor.online.thresholds import ONE_SAMPLE, Thresholds, chart_rules
+from pacekeeper.predictor.stats.cusum_design import REFERENCES, gaussian, mean_run_length
 
 CHARTS = len(REFERENCES)
 
@@ -94,3 +94,24 @@ def test_what_is_cut_off_would_have_risen_by_the_scale_of_the_tail() -> None:
     counts = np.zeros((len(REFERENCES), len(EDGES)))
     counts[:2] = [by_height(own) for own in peaks.T]
     assert mean_excess(Excursions(counts=counts)) == pytest.approx([1.0, 3.0, 0.0, 0.0], rel=0.05)
+
+
+def test_the_charts_of_normal_noise_raise_half_of_the_alarms_asked_for_at_least() -> None:
+    between, num_ranks = 1e4, 200
+    rng = np.random.default_rng(0)
+    charts = cusum.with_ranks(cusum.no_charts(), range(num_ranks))
+    for step in range(4_000):
+        charts = cusum.advance(
+            Thresholds(rules=chart_rules(between, charts.excursions)),
+            charts,
+            step=step,
+            log_ratio=rng.standard_normal(num_ranks),
+            doubt=np.zeros(num_ranks),
+            sigma=1.0,
+            is_open=np.zeros(num_ranks, dtype=np.bool_),
+        )
+    rules = chart_rules(between, charts.excursions)
+    raised = sum(1.0 / mean_run_length(gaussian(), k=r.k, clip=r.clip, h=r.h) for r in rules)
+    assert 0.5 <= between * raised <= 2.0
+    heights = [ONE_SAMPLE * rule.h / (rule.clip - rule.k) for rule in rules]
+    assert min(heights) == pytest.approx(1.0), "a chart that one sample must not cross"
