@@ -21,7 +21,6 @@ from pacekeeper.predictor.job_level.blocks import (
 from pacekeeper.predictor.online.cusum import Charts
 from pacekeeper.predictor.online.excursions import Excursions, by_height, mean_excess
 from pacekeeper.predictor.online.thresholds import (
-    ONE_SAMPLE,
     RATE_GRID,
     TRUSTED_SAMPLES,
     Thresholds,
@@ -82,11 +81,7 @@ def limits_of(false_alarms_per_job_day: float, step_s: float, excursions: Excurs
         false_alarms_per_job_day, num_ranks=1, samples_per_rank_s=1.0 / (BLOCK_STEPS * step_s)
     )
     between = exp(ceil(log(max(between, LEAST_BETWEEN)) * RATE_GRID) / RATE_GRID)
-    rules = chart_rules(between, excursions, TRUSTED_BLOCKS)
-    num_used = sum(ONE_SAMPLE * rule.h > rule.clip - rule.k + LEAST_SIGMA for rule in rules)
-    if num_used:  # charts that one sample must not cross leave their part of the rate to the others
-        rules = chart_rules(between * num_used / len(rules), excursions, TRUSTED_BLOCKS)
-    return Thresholds(rules=rules, between=between)
+    return Thresholds(rules=chart_rules(between, excursions, TRUSTED_BLOCKS), between=between)
 
 
 def with_findings(charts: Charts, jobs: Positions) -> Charts:
