@@ -5,7 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.job_level.blocks import Knowledge, block_size, blocks_of
+from pacekeeper.predictor.job_level.blocks import (
+    Knowledge,
+    block_size,
+    blocks_of,
+)
 from pacekeeper.predictor.job_level.detect import (
     MIN_STEPS,
     job_faults,
@@ -242,3 +246,14 @@ def test_a_level_must_be_rarer_than_the_best_of_all_intervals(
     assert min_sigmas(num_blocks, chance) == pytest.approx(sigmas, abs=0.005)
     assert min_sigmas(num_blocks + 1, chance) > min_sigmas(num_blocks, chance)
     assert min_sigmas(num_blocks, chance / 10.0) > min_sigmas(num_blocks, chance)
+
+
+def test_a_fault_in_a_short_run_whose_work_is_told_is_no_noise() -> None:
+    trace = job(slowed(np.full(190, 0.06), 60, 100, 1.05), noise=0.02)
+    sigmas = []
+    for one in (trace, with_work(trace, np.full(190, 512.0), np.full(190, 9e4))):
+        basis = measured(one)
+        assert basis is not None
+        sigmas.append(basis.blocks.sigma)
+    unknown_work, told_work = sigmas
+    assert told_work < 2.0 * 0.02 / np.sqrt(10.0) and unknown_work > 1.5 * told_work
