@@ -296,7 +296,8 @@ def show(outcome: dict[str, Any]) -> None:
             table.add_column(f"{one['micro_batch_ms']:.1f} ms", justify="right")
         for name in attach_gaps.GAPS:
             table.add_row(name, *(f"{one['by_gap_us'][name]:.0f}" for one in sizes))
-        for key in ("per_micro_batch_us", "per_step_us", "with_part_of_step_us"):
+        keys = ("per_micro_batch_us", "per_step_us", "with_part_of_step_us", "bare_hooks_us")
+        for key in keys:
             table.add_row(key.replace("_", " "), *(f"{one[key]:.0f}" for one in sizes))
         Console().print(table)
     if not outcome["trainers"] and not outcome["not_installed"]:

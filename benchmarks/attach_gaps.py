@@ -5,19 +5,25 @@ and where they have run: before and within the model's call, within the passes o
 last node of its graph, and after the backward pass. Between two marks lie our hooks and little of
 torch, so a gap of microseconds is measured in place, after a micro-batch of any length has emptied
 the caches. `cost` is the sum over the gaps of the difference of medians, with and without the
-attachment in turn; another process that takes the core for a while moves no median.
+attachment in turn; another process that takes the core for a while moves no median. Hooks in the
+same places that only read two clocks take their turn, too: what any such hook costs.
 """
 
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import monotonic, perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import pacekeeper
+from pacekeeper.trainer.adapters.instrumentation.module_passes import (
+    CALL,
+    GradientHook,
+    at_end_of_backward,
+)
 
 BATCHES = 4  # of a step
 COLD_STEPS = 3  # after an attachment, that say nothing yet
@@ -93,6 +99,35 @@ class MarkedSGD(torch.optim.SGD):
         return result
 
 
+class BareHooks:
+    """Hooks around a model's passes that only read the clocks of a thread on a CPU."""
+
+    def __init__(self, model: MarkedModel) -> None:
+        self._model = model
+        self._read: list[tuple[float, float]] = []
+        self._original: Callable[..., Tensor] = model._call_impl
+        self._hook = GradientHook(self._backward_begins)
+        setattr(model, CALL, self._called)
+
+    def detach(self) -> None:
+        setattr(self._model, CALL, None)
+
+    def _called(self, ids: Tensor) -> Tensor:
+        self._read.append((thread_time(), monotonic()))
+        output = self._original(ids)
+        self._read.append((thread_time(), monotonic()))
+        self._hook.put_on(output)
+        return output
+
+    def _backward_begins(self, gradient: Tensor) -> None:
+        self._read.append((thread_time(), monotonic()))
+        at_end_of_backward(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        self._read.append((thread_time(), monotonic()))
+        self._read.clear()
+
+
 class Gaps(NamedTuple):
     """Seconds between marks: of micro-batches by gap, of steps, and of whole micro-batches."""
 
@@ -108,26 +143,27 @@ def cost(size: Size, rounds: int) -> dict[str, Any]:
     model = MarkedModel(size)
     optimizer = MarkedSGD(model.parameters(), lr=1e-6)
     ids = torch.zeros(2, 64, dtype=torch.int64)
-    found = {watched: Gaps({name: [] for name in GAPS}, [], []) for watched in (False, True)}
+    alone, bare, watched = (Gaps({name: [] for name in GAPS}, [], []) for _ in range(3))
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(2 * rounds):
-            watched = number % 2 == 1
-            pace = None
-            if watched:
-                pace = pacekeeper.attach(model, optimizer, job="gaps", ring_dir=folder)
-            _run(found[watched], model, optimizer, ids, size.steps)
-            if pace is not None:
-                assert pace.ring.num_errors == 0, "all hooks ran"
-                pace.detach()
-    by_gap = {
-        name: _added_us(found[True].micro_batch[name], found[False].micro_batch[name])
-        for name in GAPS
-    }
-    per_step = _added_us(found[True].step, found[False].step)
+        for _ in range(rounds):
+            _run(alone, model, optimizer, ids, size.steps)
+            hooks = BareHooks(model)
+            _run(bare, model, optimizer, ids, size.steps)
+            hooks.detach()
+            pace = pacekeeper.attach(model, optimizer, job="gaps", ring_dir=folder)
+            _run(watched, model, optimizer, ids, size.steps)
+            assert pace.ring.num_errors == 0, "all hooks ran"
+            pace.detach()
+    by_gap, bare_us = (
+        {n: _added_us(one.micro_batch[n], alone.micro_batch[n]) for n in GAPS}
+        for one in (watched, bare)
+    )
+    per_step = _added_us(watched.step, alone.step)
     return {
-        "micro_batch_ms": statistics.median(found[False].duration) * 1e3,
+        "micro_batch_ms": statistics.median(alone.duration) * 1e3,
         "by_gap_us": by_gap,
         "per_micro_batch_us": sum(by_gap.values()),
+        "bare_hooks_us": sum(bare_us.values()),
         "per_step_us": per_step,
         "with_part_of_step_us": sum(by_gap.values()) + per_step / BATCHES,
     }
