@@ -32,7 +32,7 @@ from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.cost.iteration import path_s
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.imbalance.what_if import Replay, replayed
-from pacekeeper.predictor.offline.trace import OpType
+from pacekeeper.predictor.recorded.trace import OpType
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 
 TAUGHT = 0.7  # of the steps

@@ -30,9 +30,9 @@ from benchmarks.rank_traces import (
     steps_of,
     until,
 )
-from pacekeeper.predictor.offline.anomalies import Anomaly
-from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly
+from pacekeeper.predictor.recorded.rank_slowdowns import rank_faults
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 

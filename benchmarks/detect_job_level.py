@@ -30,6 +30,9 @@ from benchmarks.job_rules import JOB_RULES, alarms_of
 from benchmarks.slow_beside_replicates import were_slow
 from benchmarks.step_runs import Run, durations, with_durations
 from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.cusum import QUIET_SUSPICION
+from pacekeeper.predictor.detector.global_slowdown import HELD_STEPS
 from pacekeeper.predictor.job_level.block_charts import (
     healthy_pace,
     limits_of,
@@ -43,10 +46,7 @@ from pacekeeper.predictor.job_level.online import (
     JobStep,
     update_job_level,
 )
-from pacekeeper.predictor.offline.trace import StepTable, Trace
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.cusum import QUIET_SUSPICION
-from pacekeeper.predictor.online.global_slowdown import HELD_STEPS
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.predictor.stats.cusum_design import DAY_S
 from pacekeeper.simulator.io.tables import read_table
 

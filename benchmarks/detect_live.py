@@ -36,12 +36,12 @@ from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.residuals import TraceTimes, residuals_of, times_of
-from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.model_training import REFIT_PERIOD_STEPS
-from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
-from pacekeeper.predictor.online.update import WANDER
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.model_training import REFIT_PERIOD_STEPS
+from pacekeeper.predictor.detector.thresholds import Thresholds, chart_rules
+from pacekeeper.predictor.detector.update import WANDER
+from pacekeeper.predictor.recorded.residuals import TraceTimes, residuals_of, times_of
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.cusum_design import samples_between_alarms
 from pacekeeper.predictor.stats.robust import robust_scale
 from pacekeeper.simulator.readers.bytedance import read_bytedance

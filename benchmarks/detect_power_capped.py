@@ -32,7 +32,7 @@ from benchmarks.rank_traces import (
     steps_of,
     until,
 )
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.readers.perseus import FULL_POWER_W, CappedRun, joined, read_perseus
 
 SEEN = 10  # iterations after the onset

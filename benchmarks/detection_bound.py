@@ -22,8 +22,8 @@ from scipy.stats import norm, t
 
 from benchmarks import cusum_bank
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.thresholds import Thresholds, chart_rules
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.thresholds import Thresholds, chart_rules
 from pacekeeper.predictor.stats.cusum_design import (
     ChartRule,
     ResidualDistribution,

@@ -35,7 +35,7 @@ from benchmarks.step_runs import (
 from pacekeeper.core.incidents.findings import Finding
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
-from pacekeeper.predictor.offline.anomalies import Anomaly
+from pacekeeper.predictor.recorded.anomalies import Anomaly
 
 KNOWLEDGE = ("replicates", "schedule", "nothing")
 SPLICES = ((1.10, 100), (1.05, 100), (1.20, 100), (1.10, 50), (1.10, 300))

@@ -30,9 +30,9 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair
 from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.detector.state import begin
 from pacekeeper.predictor.links.pair_rates import LinkVerdict, PairHistory, PairRates, judge_pairs
-from pacekeeper.predictor.online.links import transfer_sample, update_links
-from pacekeeper.predictor.online.state import begin
+from pacekeeper.predictor.links.slow_links import transfer_sample, update_links
 
 NUM_NODES, PER_NODE = 4, 4
 NODE_OF = {rank: f"node-{rank // PER_NODE}" for rank in range(NUM_NODES * PER_NODE)}

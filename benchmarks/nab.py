@@ -23,7 +23,7 @@ from rich.table import Table
 
 from pacekeeper.predictor.cost.features import Array, Flags
 from pacekeeper.predictor.job_level.detect import job_faults
-from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 
 PROBATION_SHARE, MOST_PROBATION = 0.15, 750
 BAR_HITS, BAR_FALSE_RUNS = 22, 22  # the best published: as many hits, fewer false runs than these

@@ -30,8 +30,8 @@ from rich.table import Table
 from benchmarks.baselines import NvrxIndividual, NvrxRelative
 from benchmarks.rank_traces import accused, matrix, slowed, steps_of
 from pacekeeper.predictor.cost.features import Array, Flags
-from pacekeeper.predictor.offline.analyze import analyze
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.analyze import analyze
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 
 TRACES = ("AR", "SE", "ST")

@@ -21,8 +21,8 @@ from benchmarks.baselines import (
 )
 from benchmarks.recorded_as_live import accused_live
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
-from pacekeeper.predictor.offline.trace import ComputeTable, Trace
+from pacekeeper.predictor.recorded.rank_slowdowns import rank_faults
+from pacekeeper.predictor.recorded.trace import ComputeTable, Trace
 
 OURS = "pacekeeper"
 LIVE = "pacekeeper live"  # the detector of running jobs on the same record, without hindsight

@@ -1,7 +1,7 @@
 """Whom would the live detector have named in a recorded run? It is given what replay's judge has.
 
-That is the record's own explanation of the work (`offline/residuals.py`), step by step and stage by
-stage, with no hindsight: what is measured is the rule.
+That is the record's own explanation of the work (`recorded/residuals.py`), step by step and stage
+by stage, with no hindsight: what is measured is the rule.
 """
 
 from dataclasses import replace
@@ -16,10 +16,10 @@ from pacekeeper.predictor.cost.features import (
     Positions,
     StepSample,
 )
-from pacekeeper.predictor.offline.residuals import Residuals, TraceTimes, residuals_of, times_of
-from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.online.roles import update_roles
-from pacekeeper.predictor.online.state import Evidence
+from pacekeeper.predictor.detector.roles import update_roles
+from pacekeeper.predictor.detector.state import Evidence
+from pacekeeper.predictor.recorded.residuals import Residuals, TraceTimes, residuals_of, times_of
+from pacekeeper.predictor.recorded.trace import Trace
 
 CONFIG = replace(DetectorConfig(), skip_steps=0, canary_period_steps=0)
 NUM_JUDGED = 2  # kinds of residuals that replay judges: all computing, and the longest chunk

@@ -29,7 +29,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, T
 from pacekeeper.core.layout.even_layout import even_layout
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
-from pacekeeper.predictor.online.state import Judgement
+from pacekeeper.predictor.detector.state import Judgement
 
 DEVICES_PER_NODE = 8
 JOB = "pretrain-moe"

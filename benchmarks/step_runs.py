@@ -12,8 +12,8 @@ import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.job_level.detect import job_faults
-from pacekeeper.predictor.offline.anomalies import Anomaly
-from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.predictor.stats.change_points import levels, noise, without_spikes
 from pacekeeper.simulator.readers.step_times import read_archive
 

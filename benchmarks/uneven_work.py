@@ -18,8 +18,8 @@ from rich.table import Table
 
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.anomalies import Anomaly, WhatIf
-from pacekeeper.predictor.offline.trace import ComputeTable, OpTable, Trace, compute_of
+from pacekeeper.predictor.recorded.anomalies import Anomaly, WhatIf
+from pacekeeper.predictor.recorded.trace import ComputeTable, OpTable, Trace, compute_of
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 

@@ -17,8 +17,8 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample, sample_of
 from pacekeeper.predictor.cost.model import fit
-from pacekeeper.predictor.online.state import begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import begin
+from pacekeeper.predictor.detector.update import update_evidence
 from pacekeeper.trainer.engine.engine import Engine
 
 FIT_SHARE = 0.6  # of the measurements of a shape that is fitted to

@@ -48,7 +48,7 @@ def command(
     `pacekeeper agent --record` or by another tool. If a file holds several runs, each is judged, or
     only the one of --run.
     """
-    from pacekeeper.predictor.offline.analyze import analyze
+    from pacekeeper.predictor.recorded.analyze import analyze
     from pacekeeper.simulator.readers.registry import one_of, open_runs
 
     wanted = None if form == "auto" else Format(form)

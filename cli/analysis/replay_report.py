@@ -7,9 +7,9 @@ from typing import Any
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
 from pacekeeper.cli.analysis.replay_text import finding_row, trace_size, what_if_lines
 from pacekeeper.core.errors import HostError
-from pacekeeper.predictor.offline.anomalies import TraceReport
-from pacekeeper.predictor.offline.heatmap import Heatmap, heatmap_of, reduced
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import TraceReport
+from pacekeeper.predictor.recorded.heatmap import Heatmap, heatmap_of, reduced
+from pacekeeper.predictor.recorded.trace import Trace
 
 MAX_STEPS, MAX_RANKS = 256, 128  # cells of the heat map
 NUM_COLOURS = 33  # odd: the middle is white

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from pacekeeper.predictor.offline.anomalies import Anomaly, TraceReport, WhatIf
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly, TraceReport, WhatIf
+from pacekeeper.predictor.recorded.trace import Trace
 
 MAX_FINDINGS = 40  # per run; --json has all
 MAX_NOTES = 8

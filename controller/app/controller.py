@@ -56,8 +56,8 @@ from pacekeeper.controller.storage.write_batch import WriteBatch, last_of_each, 
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.cost.named_regressor import regressor_factory
-from pacekeeper.predictor.online.excursions import Excursions
-from pacekeeper.predictor.online.thresholds import chart_rules
+from pacekeeper.predictor.detector.excursions import Excursions
+from pacekeeper.predictor.detector.thresholds import chart_rules
 from pacekeeper.protos import (
     control_pb2,
     operator_pb2,

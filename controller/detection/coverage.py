@@ -21,8 +21,8 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.assurance.canary import advance_canaries, canary_failure_reason
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity, blindness, sensitivity_of
 from pacekeeper.predictor.cost.features import FeatureTable
+from pacekeeper.predictor.detector.state import Judgement
 from pacekeeper.predictor.job_level.online import LEAST_STEPS
-from pacekeeper.predictor.online.state import Judgement
 
 SILENT_STEPS = 3  # where one step takes longer than `blind_after_s`
 

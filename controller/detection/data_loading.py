@@ -16,7 +16,7 @@ from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
-from pacekeeper.predictor.online.input_stall import update_inputs
+from pacekeeper.predictor.detector.input_stall import update_inputs
 
 
 def judge_inputs(

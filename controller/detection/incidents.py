@@ -22,7 +22,7 @@ from pacekeeper.core.incidents.link_places import LinkPlace
 from pacekeeper.core.incidents.rank_ranges import iter_ranks
 from pacekeeper.predictor.causes.evidence import Cause
 from pacekeeper.predictor.causes.explain import examined_signals, in_words
-from pacekeeper.predictor.online.state import Judgement
+from pacekeeper.predictor.detector.state import Judgement
 
 FAULTS = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST, FindingKind.INPUT)
 

@@ -13,9 +13,9 @@ from pacekeeper.controller.state.events import Command, StepSummary
 from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
+from pacekeeper.predictor.detector.state import restore
 from pacekeeper.predictor.job_level.online import JobLevelState, JobStep, update_job_level
-from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
-from pacekeeper.predictor.online.state import restore
 
 
 def update_common_incident(

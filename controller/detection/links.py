@@ -17,7 +17,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.cost.features import StepSample
-from pacekeeper.predictor.online.links import transfer_sample, update_links
+from pacekeeper.predictor.links.slow_links import transfer_sample, update_links
 
 
 def judge_links(

@@ -15,10 +15,10 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.predictor.cost.features import FeatureTable, StepSample, sample_of_work
-from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
-from pacekeeper.predictor.online.roles import update_roles
-from pacekeeper.predictor.online.state import Evidence, Judgement, restore
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
+from pacekeeper.predictor.detector.roles import update_roles
+from pacekeeper.predictor.detector.state import Evidence, Judgement, restore
+from pacekeeper.predictor.detector.update import update_evidence
 
 WORST_FIRST = (
     CoverageState.DEGRADED,

@@ -21,8 +21,8 @@ from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.findings import CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
-from pacekeeper.predictor.online.cusum import no_charts
-from pacekeeper.predictor.online.state import Evidence
+from pacekeeper.predictor.detector.cusum import no_charts
+from pacekeeper.predictor.detector.state import Evidence
 
 DAY_S = 86_400.0
 ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each

@@ -20,7 +20,7 @@ from pacekeeper.controller.state.state import JobState, RankStatus, State
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_ranges import iter_ranks, to_ranges
-from pacekeeper.predictor.online.state import forget
+from pacekeeper.predictor.detector.state import forget
 
 GATHER_S = 60.0  # from an incident's first failure on; Slurm kills 30 s after its first signal
 

@@ -32,8 +32,8 @@ from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.cost.features import FeatureTable, last_reported, work_of
+from pacekeeper.predictor.detector.state import Judgement
 from pacekeeper.predictor.job_level.online import JobStep
-from pacekeeper.predictor.online.state import Judgement
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32

@@ -28,7 +28,7 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.pair_probe import next_number
 from pacekeeper.core.telemetry.records import PairRecord, ProbeRecord
 from pacekeeper.predictor.assurance.probe_verdict import ProbeComparison, compare_probe, tier_of
-from pacekeeper.predictor.online.state import forget
+from pacekeeper.predictor.detector.state import forget
 
 ASK_EVERY_S = 60.0
 

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.state import JobState, NodeState
 from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.features import FEATURES
 from pacekeeper.predictor.cost.forecast import Workload, work_parts
-from pacekeeper.predictor.online.state import among, microbatches_per_step, series_of
+from pacekeeper.predictor.detector.state import among, microbatches_per_step, series_of
 
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, which may overstate the experts' part
 

@@ -45,12 +45,12 @@ from pacekeeper.core.telemetry.records import (
 from pacekeeper.core.telemetry.sign_of_life import STOPPED, Phase
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity
+from pacekeeper.predictor.detector.input_stall import Inputs
+from pacekeeper.predictor.detector.state import Evidence, begin
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
 from pacekeeper.predictor.job_level.iteration import IterationState
 from pacekeeper.predictor.job_level.online import JobLevelState
 from pacekeeper.predictor.links.pair_rates import LinkVerdict, PairHistory
-from pacekeeper.predictor.online.input_stall import Inputs
-from pacekeeper.predictor.online.state import Evidence, begin
 
 SavedStep = tuple[int, int]
 """Generation and step of a checkpoint: checkpoints are ordered by this."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan
 
-from pacekeeper.predictor.online.state import Judgement
+from pacekeeper.predictor.detector.state import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

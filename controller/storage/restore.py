@@ -27,9 +27,9 @@ from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.predictor.detector.input_stall import restored_inputs
+from pacekeeper.predictor.detector.state import restore
 from pacekeeper.predictor.job_level.online import JobLevelState
-from pacekeeper.predictor.online.input_stall import restored_inputs
-from pacekeeper.predictor.online.state import restore
 
 
 def restored(

@@ -14,9 +14,9 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity
 from pacekeeper.predictor.cost.features import FeatureTable, sample_of_work
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.state import Evidence, among, limits_of
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.state import Evidence, among, limits_of
+from pacekeeper.predictor.detector.update import update_evidence
 
 OVERDUE_PERIODS = 3  # without a canary that came to its end: then nothing is proved any more
 

@@ -1,7 +1,7 @@
 """What slowdown would be seen now, how soon, and why it would not be. Pure.
 
-A promise made of the rules that a finding must pass (predictor/online/cusum.py,
-predictor/online/slowdown.py), with a margin for chance; the canary (canary.py) takes it at its
+A promise made of the rules that a finding must pass (predictor/detector/cusum.py,
+predictor/detector/slowdown.py), with a margin for chance; the canary (canary.py) takes it at its
 word.
 """
 
@@ -15,10 +15,10 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.cost.features import Flags
-from pacekeeper.predictor.online.cusum import WINDOW_STEPS
-from pacekeeper.predictor.online.slowdown import required_steps_factor
-from pacekeeper.predictor.online.state import Evidence, among, limits_of, sigma_of
-from pacekeeper.predictor.online.thresholds import Thresholds
+from pacekeeper.predictor.detector.cusum import WINDOW_STEPS
+from pacekeeper.predictor.detector.slowdown import required_steps_factor
+from pacekeeper.predictor.detector.state import Evidence, among, limits_of, sigma_of
+from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 

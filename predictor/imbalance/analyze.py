@@ -22,8 +22,8 @@ from pacekeeper.predictor.imbalance.stages_and_microbatches import (
     shared_work,
 )
 from pacekeeper.predictor.imbalance.what_if import Replay, replay_of
-from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, WhatIf
-from pacekeeper.predictor.offline.trace import ComputeTable, OpType, Trace, compute_of
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, WhatIf
+from pacekeeper.predictor.recorded.trace import ComputeTable, OpType, Trace, compute_of
 from pacekeeper.predictor.stats.group_ids import grouped
 
 WORTH_NAMING = 1.03  # the smallest cost examined by the authors of the what-if analysis

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import norm
 
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.trace import ComputeTable, ExpertLoadTable, Worker
+from pacekeeper.predictor.recorded.trace import ComputeTable, ExpertLoadTable, Worker
 
 EVENEST = 0.05  # quantile of the layers' times that represents evenly loaded experts
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.offline.trace import OpTable, OpType
+from pacekeeper.predictor.recorded.trace import OpTable, OpType
 
 COMPUTE = (OpType.FORWARD, OpType.BACKWARD)
 OPENING = (OpType.PARAMS_ALL_GATHER,)

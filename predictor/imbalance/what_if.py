@@ -22,8 +22,8 @@ from pacekeeper.predictor.imbalance.step_graph import (
     StepGraph,
     step_graph,
 )
-from pacekeeper.predictor.offline.anomalies import WhatIf
-from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace
+from pacekeeper.predictor.recorded.anomalies import WhatIf
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace
 
 WORST_SHARE = 0.03  # of the ranks, for M_W
 COUNTED_AS_COMPUTE = (*COMPUTE, OpType.OPTIMIZER, OpType.GARBAGE_COLLECTION)

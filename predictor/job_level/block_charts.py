@@ -1,9 +1,9 @@
 """The charts of jobs that are judged by themselves, a block of steps at a time. Pure.
 
-The charts, and the thresholds that follow a job's own excursions, are those of ranks (`online/`). A
-sample is the middle step of a block; health is the pace of the fastest fifth of the blocks without
-suspicion, since a fault may hold for the rest. Columns are jobs that are judged alike: one live job
-is one column.
+The charts, and the thresholds that follow a job's own excursions, are those of ranks
+(`detector/`). A sample is the middle step of a block; health is the pace of the fastest fifth of
+the blocks without suspicion, since a fault may hold for the rest. Columns are jobs that are judged
+alike: one live job is one column.
 """
 
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from math import ceil, exp, log
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.job_level.blocks import (
-    BLOCK_STEPS,
-    HEALTHY_SHARE,
-    NORMAL_20TH,
-    SIGMA_FLOOR,
-)
-from pacekeeper.predictor.online.cusum import Charts
-from pacekeeper.predictor.online.excursions import Excursions, by_height, mean_excess
-from pacekeeper.predictor.online.thresholds import (
+from pacekeeper.predictor.detector.cusum import Charts
+from pacekeeper.predictor.detector.excursions import Excursions, by_height, mean_excess
+from pacekeeper.predictor.detector.thresholds import (
     RATE_GRID,
     TRUSTED_SAMPLES,
     Thresholds,
     chart_rules,
     trust,
+)
+from pacekeeper.predictor.job_level.blocks import (
+    BLOCK_STEPS,
+    HEALTHY_SHARE,
+    NORMAL_20TH,
+    SIGMA_FLOOR,
 )
 from pacekeeper.predictor.stats.change_points import SMALLER_THIRD
 from pacekeeper.predictor.stats.cusum_design import samples_between_alarms

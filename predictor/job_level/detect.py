@@ -31,8 +31,8 @@ from pacekeeper.predictor.job_level.transient_rises import (
     mean,
     passing_rises,
 )
-from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, TraceReport
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
 from pacekeeper.predictor.stats.robust import column_medians
 

@@ -15,12 +15,12 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.detect import MIN_SLOWDOWN
-from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport
-from pacekeeper.predictor.offline.noise import noise_of
-from pacekeeper.predictor.offline.residuals import Residuals, layouts_of
-from pacekeeper.predictor.offline.shift_scan import strongest_shifts
-from pacekeeper.predictor.offline.shift_test import Shift
-from pacekeeper.predictor.offline.trace import ComputeTable, StepTable, Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, TraceReport
+from pacekeeper.predictor.recorded.noise import noise_of
+from pacekeeper.predictor.recorded.residuals import Residuals, layouts_of
+from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
+from pacekeeper.predictor.recorded.shift_test import Shift
+from pacekeeper.predictor.recorded.trace import ComputeTable, StepTable, Trace
 from pacekeeper.predictor.stats.robust import column_medians
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong

@@ -16,13 +16,13 @@ import numpy as np
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.cost.regression import LEAST_SPREAD
+from pacekeeper.predictor.detector.global_slowdown import NO_NEWS, GlobalSlowdownChange
 from pacekeeper.predictor.job_level.online import (
     DEFAULT,
     JobLevelState,
     JobStep,
     update_job_level,
 )
-from pacekeeper.predictor.online.global_slowdown import NO_NEWS, GlobalSlowdownChange
 from pacekeeper.predictor.stats.robust import robust_scale
 
 LEARNT_STEPS = 64  # newest steps that say what an iteration takes beyond its chunks

@@ -16,6 +16,17 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity, crossing_level
 from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.cusum import QUIET_SUSPICION, Charts
+from pacekeeper.predictor.detector.global_slowdown import (
+    DOUBTS,
+    HELD_STEPS,
+    NO_NEWS,
+    NOBODY,
+    GlobalSlowdownChange,
+)
+from pacekeeper.predictor.detector.slowdown import TWO_SIDED, changed, is_over
+from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.block_charts import (
     HealthyPace,
@@ -25,18 +36,7 @@ from pacekeeper.predictor.job_level.block_charts import (
 )
 from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
 from pacekeeper.predictor.job_level.detect import MIN_STEPS, judged, measured
-from pacekeeper.predictor.offline.trace import StepTable, Trace
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.cusum import QUIET_SUSPICION, Charts
-from pacekeeper.predictor.online.global_slowdown import (
-    DOUBTS,
-    HELD_STEPS,
-    NO_NEWS,
-    NOBODY,
-    GlobalSlowdownChange,
-)
-from pacekeeper.predictor.online.slowdown import TWO_SIDED, changed, is_over
-from pacekeeper.predictor.online.thresholds import Thresholds
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.predictor.stats.cusum_design import DAY_S
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 

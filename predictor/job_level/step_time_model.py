@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.change_points import (
     block_means,
     common_lasting_noise,

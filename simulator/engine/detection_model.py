@@ -15,8 +15,8 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import FEATURES, StepSample
-from pacekeeper.predictor.online.state import restore
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import restore
+from pacekeeper.predictor.detector.update import update_evidence
 from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
 from pacekeeper.simulator.jobs.document_lengths import Lengths
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Flags, Positions
-from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker, compute_of
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace, Worker, compute_of
 from pacekeeper.simulator.io.tables import (
     MAX_WHOLE,
     Table,

@@ -16,7 +16,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
 from pacekeeper.simulator.io.text import text_of
 
 MAX_US = 1e18  # of a moment: some clocks count from 1970

@@ -18,7 +18,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.trace import (
+from pacekeeper.predictor.recorded.trace import (
     Chunk,
     ComputeTable,
     ExpertLoadTable,

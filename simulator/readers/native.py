@@ -11,7 +11,7 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.telemetry.trace_jsonl import TraceHeader, parse_header
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.trace import (
+from pacekeeper.predictor.recorded.trace import (
     Chunk,
     ComputeTable,
     ExpertLoadTable,

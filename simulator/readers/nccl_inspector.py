@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.trace import Trace, TransferTable, Worker
+from pacekeeper.predictor.recorded.trace import Trace, TransferTable, Worker
 from pacekeeper.simulator.io.tables import MAX_S, MAX_WHOLE, left_out
 from pacekeeper.simulator.io.text import lines_of
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.simulator.io.tables import (
     MAX_WHOLE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.telemetry.trace_jsonl import FORMAT as NATIVE_FORMAT
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.io.tables import names_in
 from pacekeeper.simulator.io.text import head_of, lines_of
 from pacekeeper.simulator.readers.bytedance import NEEDED as BYTEDANCE_COLUMNS

@@ -10,7 +10,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.simulator.io.tables import is_time, is_whole, left_out, newest, read_table
 
 PLACES = ("rank", "iteration", "pp_rank", "dp_rank")

@@ -10,7 +10,7 @@ from numpy.lib.npyio import NpzFile
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.simulator.io.tables import Table, is_time, is_whole, left_out, newest, read_table
 from pacekeeper.simulator.io.text import head_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Trace, Worker
 
 
 def pipeline(

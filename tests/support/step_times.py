@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 
 
 def job(pace_s: Array, *, seed: int = 0, noise: float = 0.01, resolution_s: float = 0.0) -> Trace:

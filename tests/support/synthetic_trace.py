@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker, compute_of
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace, Worker, compute_of
 
 Compute = tuple[OpType, int, int]  # forward or backward, model chunk, micro-batch
 Place = tuple[int, int]  # dp, stage

@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 from pacekeeper.controller.app.controller import preload_numerics
 from pacekeeper.predictor.cost.model import fit
-from pacekeeper.predictor.online.excursions import Excursions
-from pacekeeper.predictor.online.thresholds import StepNoise, thresholds
+from pacekeeper.predictor.detector.excursions import Excursions
+from pacekeeper.predictor.detector.thresholds import StepNoise, thresholds
 from support.synthetic_job import SyntheticJob
 job = SyntheticJob(num_ranks=4, seed=1)
 samples = [job.next() for _ in range(30)]

@@ -7,8 +7,8 @@ from benchmarks import cusum_bank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.online.excursions import Excursions
-from pacekeeper.predictor.online.thresholds import chart_rules
+from pacekeeper.predictor.detector.excursions import Excursions
+from pacekeeper.predictor.detector.thresholds import chart_rules
 from pacekeeper.predictor.stats.cusum_design import (
     REFERENCES,
     ChartRule,

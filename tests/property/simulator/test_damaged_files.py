@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.analyze import analyze
+from pacekeeper.predictor.recorded.analyze import analyze
 from pacekeeper.simulator.readers.registry import open_runs
 from support.examples import examples
 from support.foreign_traces import FILES, TABLES, Row, csv_text

@@ -14,7 +14,7 @@ from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.telemetry.samples import HostSample
-from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, Worker
 from pacekeeper.simulator.readers.native import read_native
 from support.trace_files import device_sample
 

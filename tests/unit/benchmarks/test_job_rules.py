@@ -5,7 +5,7 @@ import pytest
 from benchmarks.job_rules import JOB_RULES, SKIPPED_STEPS, alarms_of
 from benchmarks.step_runs import Run
 
-from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.recorded.trace import StepTable, Trace
 
 NUM_STEPS = 400
 

@@ -11,8 +11,8 @@ from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.telemetry.expert_row_features import KNOTS
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSample
 from pacekeeper.predictor.cost.model import CostModel, fit
-from pacekeeper.predictor.online.state import begin, model_of
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import begin, model_of
+from pacekeeper.predictor.detector.update import update_evidence
 from support.examples import examples, seeds
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 

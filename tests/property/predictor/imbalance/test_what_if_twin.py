@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.trace import OpType
+from pacekeeper.predictor.recorded.trace import OpType
 from support.examples import examples
 from support.synthetic_trace import Compute, Job, step_times, timeline
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.job_level.detect import job_faults, judge_job
-from pacekeeper.predictor.offline.anomalies import AnomalyKind
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import AnomalyKind
+from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.change_points import SPIKE_WINDOW
 from support.examples import examples
 from support.step_times import job, slowed, with_work

@@ -10,8 +10,8 @@ from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.assurance.canary import Canaries, CanaryResult, advance_canaries
 from pacekeeper.predictor.assurance.sensitivity import sensitivity_of
 from pacekeeper.predictor.cost.features import sample_of, work_of
-from pacekeeper.predictor.online.state import begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import begin
+from pacekeeper.predictor.detector.update import update_evidence
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=12, canary_period_steps=20)

@@ -6,8 +6,8 @@ import pytest
 
 from pacekeeper.cli.analysis.replay import verdicts_document
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind, TraceReport, WhatIf
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, TraceReport, WhatIf
+from pacekeeper.predictor.recorded.trace import Trace
 from support.tree import ROOT
 
 TRACE = Trace(name="t", source="native", workers=())

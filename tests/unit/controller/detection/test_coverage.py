@@ -9,7 +9,7 @@ from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
-from pacekeeper.predictor.online import update
+from pacekeeper.predictor.detector import update
 from support.machine_driver import QUICK, WARM, Driver, started, step, train
 from support.scrapes import value
 

@@ -24,7 +24,7 @@ from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.predictor.causes.evidence import PEERS
-from pacekeeper.predictor.online.state import restore
+from pacekeeper.predictor.detector.state import restore
 from support.job_parts import job_with
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST

@@ -26,8 +26,8 @@ from pacekeeper.core.telemetry.records import (
     PlanAppliedRecord,
     StepRecord,
 )
-from pacekeeper.predictor.online.state import Evidence, Judgement
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import Evidence, Judgement
+from pacekeeper.predictor.detector.update import update_evidence
 from support.machine_driver import (
     FIRST,
     FLOOR,

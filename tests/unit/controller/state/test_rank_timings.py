@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.controller.state.rank_timings import RankTiming, RankTimings
-from pacekeeper.predictor.online.state import Judgement
+from pacekeeper.predictor.detector.state import Judgement
 
 FIRST = Judgement(
     step=1,

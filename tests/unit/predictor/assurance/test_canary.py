@@ -19,10 +19,10 @@ from pacekeeper.predictor.assurance.canary import (
 )
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity, sensitivity_of
 from pacekeeper.predictor.cost.features import FeatureTable, sample_of, sample_of_work, work_of
-from pacekeeper.predictor.online import alarms, cusum
-from pacekeeper.predictor.online import update as evidence
-from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector import alarms, cusum
+from pacekeeper.predictor.detector import update as evidence
+from pacekeeper.predictor.detector.state import Evidence, begin
+from pacekeeper.predictor.detector.update import update_evidence
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=8, canary_period_steps=30)

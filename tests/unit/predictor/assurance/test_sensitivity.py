@@ -8,8 +8,8 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
 from pacekeeper.predictor.assurance.sensitivity import Sensitivity, blindness, sensitivity_of
-from pacekeeper.predictor.online.state import Evidence, among, begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import Evidence, among, begin
+from pacekeeper.predictor.detector.update import update_evidence
 from support.examples import seeds
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 

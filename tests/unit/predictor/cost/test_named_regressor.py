@@ -9,8 +9,8 @@ from pacekeeper.core.config.detector import DetectorConfig, parse_cost_model
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.cost.named_regressor import regressor_factory
-from pacekeeper.predictor.online.state import begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import begin
+from pacekeeper.predictor.detector.update import update_evidence
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 
 TREES = "sklearn.ensemble.HistGradientBoostingRegressor(max_iter=20, min_samples_leaf=5)"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.excursions import Excursions
-from pacekeeper.predictor.online.microbatch_residuals import MicrobatchResiduals
-from pacekeeper.predictor.online.thresholds import START_STEPS, StepNoise, Thresholds, thresholds
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.excursions import Excursions
+from pacekeeper.predictor.detector.microbatch_residuals import MicrobatchResiduals
+from pacekeeper.predictor.detector.thresholds import START_STEPS, StepNoise, Thresholds, thresholds
 
 RANKS, PARTS, SIGMA, STEP_S = 4_000, 8, 0.02, 0.5
 

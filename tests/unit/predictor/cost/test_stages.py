@@ -8,8 +8,8 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.predictor.cost.features import FEATURES, StepSample, sample_of
-from pacekeeper.predictor.online.state import Evidence, begin
-from pacekeeper.predictor.online.update import update_evidence
+from pacekeeper.predictor.detector.state import Evidence, begin
+from pacekeeper.predictor.detector.update import update_evidence
 from support.examples import seeds
 
 RANKS = 8  # two stages of two pipelines, groups of two; those from 4 on have the head

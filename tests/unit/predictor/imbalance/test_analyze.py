@@ -13,8 +13,8 @@ from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.anomalies import Anomaly, AnomalyKind
-from pacekeeper.predictor.offline.trace import (
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.trace import (
     Chunk,
     ComputeTable,
     OpType,

@@ -9,8 +9,8 @@ import pytest
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
-from pacekeeper.predictor.offline.anomalies import AnomalyKind
-from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, ExpertLoadTable, Trace, Worker
+from pacekeeper.predictor.recorded.anomalies import AnomalyKind
+from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, ExpertLoadTable, Trace, Worker
 
 EXPERT = AnomalyKind.EXPERT_IMBALANCE
 

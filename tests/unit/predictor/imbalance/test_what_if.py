@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
-from pacekeeper.predictor.offline.analyze import analyze
-from pacekeeper.predictor.offline.anomalies import WhatIf
-from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker
+from pacekeeper.predictor.recorded.analyze import analyze
+from pacekeeper.predictor.recorded.anomalies import WhatIf
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace, Worker
 from support.synthetic_trace import Compute, Job, only_rows, step_times, timeline
 
 

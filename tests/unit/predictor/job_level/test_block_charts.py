@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.excursions import Excursions
 from pacekeeper.predictor.job_level.block_charts import (
     TRUSTED_BLOCKS,
     healthy_pace,
@@ -10,9 +12,6 @@ from pacekeeper.predictor.job_level.block_charts import (
     with_findings,
 )
 from pacekeeper.predictor.job_level.blocks import SIGMA_FLOOR
-from pacekeeper.predictor.online import cusum
-from pacekeeper.predictor.online.excursions import Excursions
-from pacekeeper.predictor.online.thresholds import chart_rules
 from support.examples import seeds
 
 NEW, OLD = Excursions(), Excursions(num_samples=100 * TRUSTED_BLOCKS, num_folds=10**6)
@@ -64,9 +63,3 @@ def test_alarms_on_noise_that_lasts_raise_the_thresholds() -> None:
     asked = 8640.0 / 500.0  # one in 500 blocks of ten steps of a second
     num = alarms(values, asked)
     assert 0.25 * values.size / 500.0 < num < 3.0 * values.size / 500.0
-
-
-def test_charts_that_one_sample_must_not_cross_leave_their_part_of_the_rate_to_the_others() -> None:
-    between = 10.0  # blocks: two of the four charts have their least threshold
-    often = limits_of(86_400.0 / (10.0 * between), 1.0, NEW).rules
-    assert often[0].h < 0.95 * chart_rules(between, NEW)[0].h

@@ -18,7 +18,7 @@ from pacekeeper.predictor.job_level.detect import (
     min_sigmas,
 )
 from pacekeeper.predictor.job_level.step_time_model import unknown, usable_steps
-from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.recorded.trace import Trace
 from support.step_times import job, slowed, with_work
 
 FLAT_S = np.full(1000, 0.06)

@@ -7,9 +7,9 @@ import pytest
 
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.global_slowdown import global_slowdowns
-from pacekeeper.predictor.offline.analyze import analyze
-from pacekeeper.predictor.offline.anomalies import AnomalyKind
-from pacekeeper.predictor.offline.trace import ComputeTable, LayoutTable, Trace
+from pacekeeper.predictor.recorded.analyze import analyze
+from pacekeeper.predictor.recorded.anomalies import AnomalyKind
+from pacekeeper.predictor.recorded.trace import ComputeTable, LayoutTable, Trace
 from support.examples import seeds
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.cost.iteration import IterationPaths
+from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.job_level.iteration import (
     LEARNT_STEPS,
     LEAST_STEPS,
     IterationState,
     update_iteration,
 )
-from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
 
 EVEN = IterationPaths(
     expected_s=1.0,

@@ -7,6 +7,7 @@ import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.job_level.online import (
     LEAST_STEPS,
@@ -15,8 +16,7 @@ from pacekeeper.predictor.job_level.online import (
     JobStep,
     update_job_level,
 )
-from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.online.global_slowdown import GlobalSlowdownChange
+from pacekeeper.predictor.recorded.trace import Trace
 from support.examples import seeds
 from support.step_times import job, slowed, with_work
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.trace import Chunk, OpType, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, OpType, Worker
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 
 arrow = pytest.importorskip("pyarrow")

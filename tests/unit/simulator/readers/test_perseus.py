@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.trace import Chunk
+from pacekeeper.predictor.recorded.trace import Chunk
 from pacekeeper.simulator.readers.perseus import (
     CappedRun,
     is_perseus,

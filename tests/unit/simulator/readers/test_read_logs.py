@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.analyze import analyze
-from pacekeeper.predictor.offline.anomalies import AnomalyKind
-from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.predictor.recorded.analyze import analyze
+from pacekeeper.predictor.recorded.anomalies import AnomalyKind
+from pacekeeper.predictor.recorded.trace import Chunk, Worker
 from pacekeeper.simulator.readers.megatron import read_megatron_log, read_megatron_routing
 from pacekeeper.simulator.readers.nccl_inspector import read_nccl_inspector
 from pacekeeper.simulator.readers.registry import open_runs

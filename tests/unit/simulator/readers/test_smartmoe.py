@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.predictor.recorded.trace import Chunk, Worker
 from pacekeeper.simulator.readers.formats import Format
 from pacekeeper.simulator.readers.registry import detect
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe

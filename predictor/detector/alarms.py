@@ -1,0 +1,208 @@
+"""Opens, updates and closes the findings of ranks whose chart crossed its threshold. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.cusum import Charts
+from pacekeeper.predictor.detector.microbatch_residuals import (
+    LEAST_PARTS,
+    MicrobatchResiduals,
+    even_log_ratios,
+)
+from pacekeeper.predictor.detector.slowdown import (
+    Slowdown,
+    changed,
+    is_over,
+    measured,
+    required_steps_factor,
+)
+from pacekeeper.predictor.detector.state import (
+    Evidence,
+    among,
+    limits_of,
+    median_of_steps,
+    model_of,
+    series_of,
+    sigma_of,
+)
+from pacekeeper.predictor.stats.peers import MIN_PEERS
+
+AGREED_SIGMAS = 3.0  # that steps must show: the chart has decided already
+UNEVEN = 0.25  # of a slowdown: what a slower device does to micro-batches differs by less
+UNEVEN_SIGMAS = 3.0
+
+
+def raise_alarms(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    parts: MicrobatchResiduals | None,
+    least: float = 1.0,
+) -> tuple[Evidence, tuple[Finding, ...]]:
+    """Open a finding for each rank whose chart crossed, unless most ranks crossed at once.
+
+    Several steps must agree on the slowdown, or the micro-batches of the newest step.
+
+    Args:
+        config: settings of the detector.
+        evidence: detector state of the role, with the step in its charts.
+        sample: the newest step.
+        parts: residuals of its micro-batches, if reported.
+        least: smallest slowdown (ratio) to report.
+    """
+    charts = evidence.charts
+    crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
+    num_witnesses = len(charts.ranks) + len(evidence.other_roles)
+    if not crossed.any() or crossed.sum() * 2 > num_witnesses:
+        return evidence, ()
+    sigma = sigma_of(config, evidence)
+    sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
+    if required_steps_factor(config, at_most) > 1:  # the clock is noisy, or may well be
+        sure, sigma = config.min_sigmas, at_most
+    found: dict[int, Slowdown] = {}
+    for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
+        doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
+        slowdown = measured(
+            config,
+            series_of(charts, int(i)),
+            sigma=sigma,
+            doubt=doubts,
+            least=least,
+            sure=sure,
+        )
+        if slowdown is None and parts is not None:
+            slowdown = _within_step(config, charts, parts, int(i), sigma, least)
+        if slowdown is not None:
+            found[int(i)] = slowdown
+    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
+    slow = {charts.ranks[i]: found[i].value for i in found}
+    return replace(evidence, slow={**evidence.slow, **slow}), findings
+
+
+def _within_step(
+    config: DetectorConfig,
+    charts: Charts,
+    parts: MicrobatchResiduals,
+    i: int,
+    sigma: float,
+    least: float,
+) -> Slowdown | None:
+    """Estimate a slowdown from the micro-batches of the newest step alone.
+
+    Returns None with a noisy clock, since noise of a shared host affects a step as a whole.
+    """
+    num_parts = len(parts.log_ratio)
+    if num_parts < LEAST_PARTS or required_steps_factor(config, sigma) > 1:
+        return None
+    own, of_one = parts.log_ratio[:, i] - charts.baseline[i], sqrt(num_parts) * sigma
+    # All of them, where the model knows the sum better than its parts; else those since an onset.
+    whole, last = replace(config, min_steps=num_parts), replace(config, min_steps=LEAST_PARTS)
+    found = measured(whole, own, sigma=of_one, doubt=float(charts.doubt[i]), least=least)
+    if found is None:
+        found = measured(last, own, sigma=of_one, doubt=parts.doubt[:, i], least=least)
+    if found is None or _is_uneven(charts, parts, i, found.num_steps, of_one):
+        return None
+    return replace(found, num_steps=1, num_parts=found.num_steps)
+
+
+def _is_uneven(
+    charts: Charts, parts: MicrobatchResiduals, i: int, num_parts: int, sigma: float
+) -> bool:
+    """Return whether a rank's last micro-batches differ more than a uniform slowdown explains."""
+    own, size = (
+        (parts.log_ratio[:, i] - charts.baseline[i])[-num_parts:],
+        parts.size[-num_parts:, i],
+    )
+    apart = own - even_log_ratios(own, size)
+    allowed = max(UNEVEN * float(np.median(own)), UNEVEN_SIGMAS * sigma)
+    allowed += float(parts.doubt[-num_parts:, i].mean())
+    return float(np.sqrt(np.mean(apart**2))) > allowed
+
+
+def _finding(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    i: int,
+    slowdown: Slowdown,
+    accused: Collection[int],
+) -> Finding:
+    """Build the finding; CONFIRMED if MIN_PEERS healthy peers and one extra step support it."""
+    charts, rank = evidence.charts, evidence.charts.ranks[i]
+    at = sample.ranks.index(rank)
+    observed_ms = float(sample.observed_s[at]) * 1e3
+    expected_ms = float(model_of(evidence).expected_s(sample.features[at : at + 1])[0]) * 1e3
+    peers = median_of_steps(charts.recent[-slowdown.num_steps :])
+    is_peer = ~among(charts.ranks, evidence.slow)
+    is_peer[list(accused)] = False
+    witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
+    needed = config.min_steps * required_steps_factor(config, sigma_of(config, evidence))
+    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
+    own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
+    onset = int(own_steps[-slowdown.num_steps])
+    low, high = slowdown.interval
+    agreed = f"{slowdown.num_steps} steps since step {onset}"
+    if slowdown.num_parts:
+        agreed = f"{slowdown.num_parts} micro-batches of step {onset}"
+    if witnesses:
+        worst = exp(float(peers[is_peer].max()))
+        beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
+    elif evidence.other_roles:
+        beside = f"it has no peer, but not all of {len(evidence.other_roles)} other roles were late"
+    else:
+        beside = "it has no healthy peer to compare with"
+    return Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.CONFIRMED if is_confirmed else Tier.PROBABLE,
+        rank=rank,
+        slowdown=slowdown.value,
+        onset_step=onset,
+        step=sample.step,
+        reason=(
+            f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
+            f"median of {agreed}; {beside}; {_crossed(evidence, i)}"
+        ),
+    )
+
+
+def _crossed(evidence: Evidence, i: int) -> str:
+    """Describe the chart of a rank that is highest relative to its threshold."""
+    rules, peaks = limits_of(evidence).rules, evidence.charts.peaks[:, i]
+    rule, peak = max(zip(rules, peaks.tolist(), strict=True), key=lambda one: one[1] / one[0].h)
+    return f"its chart of {2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}"
+
+
+def update_alarms(
+    config: DetectorConfig, evidence: Evidence
+) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
+    """Close or update each open finding.
+
+    Returns:
+        The new state, the ranks that recovered, and the new slowdown (ratio) of those that changed.
+    """
+    charts, sigma = evidence.charts, sigma_of(config, evidence)
+    recovered, moved = [], {}
+    for rank in sorted(evidence.slow):
+        if rank not in charts.ranks:
+            continue
+        i = charts.ranks.index(rank)
+        series, told = series_of(charts, i), evidence.slow[rank]
+        # As of the model that judged each step: a newer one knows better, the log ratios do not.
+        doubt = float(charts.recent_doubt[-config.measure_steps :, i].max())
+        if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
+            recovered.append(rank)
+            continue
+        now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
+        if now is not None:
+            moved[rank] = now
+    slow = {r: moved.get(r, told) for r, told in evidence.slow.items() if r not in recovered}
+    charts = cusum.recovered(charts, recovered)
+    return replace(evidence, slow=slow, charts=charts), tuple(recovered), moved

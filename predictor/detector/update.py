@@ -1,0 +1,227 @@
+"""Turns steps into findings: residuals relative to peers are added to CUSUM charts. Pure.
+
+A finding is opened for a rank if one of its charts crosses the threshold, the last steps agree on
+a slowdown, and its peers do not share it. The cost model does not learn from ranks under suspicion;
+its uncertainty for work that it has not seen is subtracted from the evidence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import CoverageState
+from pacekeeper.predictor.cost.features import Array, Positions, StepSample
+from pacekeeper.predictor.cost.model import log_ratios, witnesses
+from pacekeeper.predictor.detector import cusum
+from pacekeeper.predictor.detector.alarms import raise_alarms, update_alarms
+from pacekeeper.predictor.detector.cusum import Charts
+from pacekeeper.predictor.detector.global_slowdown import (
+    NO_NEWS,
+    GlobalSlowdownChange,
+    healthy,
+    on_new_layout,
+    update_global_slowdown,
+)
+from pacekeeper.predictor.detector.microbatch_residuals import (
+    MicrobatchResiduals,
+    microbatch_residuals,
+)
+from pacekeeper.predictor.detector.model_training import learn, only, refitted
+from pacekeeper.predictor.detector.state import (
+    Evidence,
+    Judgement,
+    among,
+    limits_of,
+    median_of_steps,
+    model_of,
+    sigma_of,
+)
+from pacekeeper.predictor.stats.peers import beside
+
+EVERYBODY_LATE = 1.15
+DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
+WANDER = 0.004  # of healthy ranks beside each other: repeated runs of one GPU differ by as much
+
+
+def update_evidence(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, *, least: float = 1.0
+) -> tuple[Evidence, Judgement]:
+    """Process one complete step. O(ranks log ranks) array work, no loop over healthy ranks.
+
+    Args:
+        config: settings of the detector.
+        evidence: detector state of the role.
+        sample: the step.
+        least: smallest slowdown (ratio) to report; 1.0: whatever is significant.
+    """
+    is_new_layout = evidence.generation not in (0, sample.generation)
+    evidence = replace(
+        evidence,
+        num_seen=evidence.num_seen + 1,
+        generation=sample.generation,
+        layout_steps=0 if is_new_layout else evidence.layout_steps + 1,
+    )
+    if evidence.model is None:
+        return _warm_up(config, evidence, sample, is_new_layout, least)
+    evidence, sample = _without_newcomers(config, evidence, sample)
+    evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, sample.ranks))
+    if is_new_layout:
+        common = evidence.common and on_new_layout(evidence.common)
+        evidence = replace(evidence, common=common, charts=cusum.on_new_layout(evidence.charts))
+        # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
+        return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
+    evidence, parts = _charted(config, evidence, sample)
+    evidence, recovered, remeasured = update_alarms(config, evidence)
+    evidence, findings = raise_alarms(config, evidence, sample, parts, least)
+    evidence, news = _paced(config, evidence, sample)
+    evidence = learn(config, evidence, sample)
+    judgement = _judgement(config, evidence, sample, reason="")
+    return evidence, replace(
+        judgement, findings=findings, recovered=recovered, changed=remeasured, common=news
+    )
+
+
+def _without_newcomers(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, StepSample]:
+    """Leave out ranks that joined a running job until they have run `skip_steps` steps."""
+    strangers = set(sample.ranks).difference(evidence.charts.ranks)
+    since = {rank: evidence.newcomers.get(rank, evidence.num_seen) for rank in strangers}
+    young = {r for r, seen in since.items() if evidence.num_seen - seen < config.skip_steps}
+    if young:
+        sample = only(sample, ~among(sample.ranks, young))
+    if strangers or evidence.newcomers:
+        evidence = replace(evidence, newcomers=since)
+    return evidence, sample
+
+
+def _warm_up(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    is_new_layout: bool,
+    least: float,
+) -> tuple[Evidence, Judgement]:
+    """Collect the steps of the warm-up; after the last one, fit the model and chart all of them.
+
+    A rank that is slow from the start, or since the middle of the warm-up, is found right away.
+    """
+    if evidence.num_seen > config.skip_steps and not is_new_layout:
+        evidence = replace(evidence, warmup=(*evidence.warmup, sample))
+    warmup = evidence.warmup
+    if len(warmup) < config.warmup_steps:
+        return evidence, Judgement(
+            step=sample.step,
+            ranks=sample.ranks,
+            observed_s=tuple(sample.observed_s.tolist()),
+            reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
+        )
+    trusted = tuple(_without_findings(s, evidence.slow) for s in warmup)
+    if evidence.common is not None:
+        trusted = tuple(healthy(evidence.common, s) for s in trusted)
+    evidence = replace(evidence, warmup=(), history=trusted, other_roles=())  # of one step only
+    evidence = refitted(config, evidence)
+    for past in warmup:
+        evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
+        evidence, parts = _charted(config, evidence, past)
+    evidence, findings = raise_alarms(config, evidence, sample, parts, least)
+    judgement = _judgement(config, evidence, sample, reason="cost model fitted")
+    return evidence, replace(judgement, findings=findings)
+
+
+def _without_findings(sample: StepSample, slow: Mapping[int, float]) -> StepSample:
+    """Return the step of the ranks without an open finding, for the cost model to learn from.
+
+    If all ranks have one, their times are divided by their slowdowns (ratios by rank).
+    """
+    healthy_ranks = ~among(sample.ranks, slow)
+    if healthy_ranks.any() or not slow:
+        return only(sample, healthy_ranks)
+    slowdowns = np.array([slow[rank] for rank in sample.ranks])
+    return replace(sample, parts=None, observed_s=sample.observed_s / slowdowns)
+
+
+def _charted(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, MicrobatchResiduals | None]:
+    """Add the step to the charts; also return the residuals of its micro-batches."""
+    model, charts = model_of(evidence), evidence.charts
+    sigma, others = sigma_of(config, evidence), evidence.other_roles
+    ratio = beside(log_ratios(model, sample, evidence.slow), others, sigma)
+    own = np.searchsorted(charts.ranks, sample.ranks)
+    known = np.hypot(WANDER, charts.baseline_doubt[own])
+    doubt = known + DOUBTS * model.doubt(sample.features, witnesses(sample, evidence.slow))
+    parts = microbatch_residuals(model, sample, evidence.slow)
+    if parts is not None:
+        log_ratio = beside(parts.log_ratio, others, sigma)
+        parts = replace(parts, log_ratio=log_ratio, doubt=known + DOUBTS * parts.doubt)
+    if charts.ranks != sample.ranks:
+        ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
+        parts = parts and parts.at(own, len(charts.ranks))
+    clipped = parts and parts.clipped(sqrt(len(parts.log_ratio)) * sigma)
+    charts = cusum.advance(
+        limits_of(evidence),
+        charts,
+        step=sample.step,
+        log_ratio=ratio if clipped is None else clipped.of_step,
+        doubt=doubt,
+        sigma=sigma,
+        is_open=among(charts.ranks, evidence.slow),
+        parts=clipped,
+    )
+    return replace(evidence, charts=charts), parts
+
+
+def _paced(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, GlobalSlowdownChange]:
+    """Update the detection of slowdowns that all ranks share."""
+    if evidence.common is None:
+        return evidence, NO_NEWS
+    model = model_of(evidence)
+    common, news = update_global_slowdown(config, evidence.common, model, sample, evidence.slow)
+    return replace(evidence, common=common), news
+
+
+def _judgement(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, *, reason: str
+) -> Judgement:
+    charts, model = evidence.charts, model_of(evidence)
+    at = np.searchsorted(charts.ranks, sample.ranks)
+    expected_s = model.expected_s(sample.features)
+    suspicion = cusum.suspicion(limits_of(evidence), charts)[at]
+    common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
+    together = 1.0 if evidence.common is None else evidence.common.slowdown
+    if evidence.slow or together > 1.0:
+        watch = CoverageState.DEGRADED
+        if together > 1.0:
+            reason = f"all ranks together are x{together:.2f} slow"
+    elif common > log(EVERYBODY_LATE):
+        watch = CoverageState.SUSPICIOUS
+        reason = f"all ranks are x{exp(common):.2f} late: host, fabric or input, not a rank"
+    elif float(suspicion.max(initial=0.0)) > cusum.QUIET_SUSPICION:
+        watch = CoverageState.SUSPICIOUS
+        worst = int(np.argmax(suspicion))
+        reason = f"rank {sample.ranks[worst]} is under suspicion"
+    else:
+        watch, reason = CoverageState.HEALTHY, reason or model.note
+    slowdown = np.exp(median_of_steps(charts.recent[-config.measure_steps :])[at])
+    return Judgement(
+        step=sample.step,
+        ranks=sample.ranks,
+        observed_s=tuple(sample.observed_s.tolist()),
+        expected_s=tuple(expected_s.tolist()),
+        slowdown=tuple(slowdown.tolist()),
+        suspicion=tuple(suspicion.tolist()),
+        watch=watch,
+        reason=reason,
+    )
+
+
+def _scattered(values: Array, at: Positions, charts: Charts) -> Array:
+    full = np.full(len(charts.ranks), np.nan)
+    full[at] = values
+    return full

@@ -1,0 +1,292 @@
+"""Finds slow links from transfer times of groups, and ranks that are late to collectives.
+
+A transfer's time counts from the latest start in its group, so that it contains no waiting. One
+slow group shows only that one of its links is slow; the slow and the healthy groups together locate
+the rank or node (group tomography; a healthy group clears its members).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.trace import Trace, TransferTable, WaitTable
+from pacekeeper.predictor.stats import change_points
+from pacekeeper.predictor.stats.peers import medians_without_one
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+
+MIN_STEPS = 4
+MIN_PEER_GROUPS = 3  # of one size, to distinguish a slow group from a busy fabric
+MIN_SLOWDOWN = 1.2
+LEAST_SIGMA = 0.01
+OUTLYING = 6.0  # standard errors: groups are many, their noise is not normal
+PENALTY = 12.0  # of a change of level, in squared sigmas
+HEALTHY_SHARE = 0.25  # of a lone group's steps, or of a step's groups: assumed healthy
+MIN_PEERS = 2
+LEAST_SHARE = 0.05  # of a step: smaller lateness is not reported
+LEAST_SPREAD = 0.02  # of the peers' median wait: lower bound of their spread in small samples
+STEPS_THAT_AGREE = 0.8
+EXPLAINED = 0.5  # of the lateness: if longer compute explains it, COMPUTE, else HOST
+CERTAIN = 8  # steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroup:
+    """A slow stretch of a group.
+
+    Attributes:
+        group: its index.
+        begin: position of the first step.
+        end: position after the last step.
+        log_slowdown: log of its transfer times over the healthy ones.
+        error: one sigma of `log_slowdown`.
+    """
+
+    group: int
+    begin: int
+    end: int
+    log_slowdown: float
+    error: float
+
+
+def link_faults(trace: Trace) -> tuple[Anomaly, ...]:
+    """Return slow links, the largest slowdown first; () without transfer times."""
+    table = trace.transfers
+    if table is None or len(table.step) == 0:
+        return ()
+    steps, residual = _by_step(table, [len(group) for group in trace.groups])
+    if len(steps) < MIN_STEPS:
+        return ()
+    slow = [s for group in range(residual.shape[1]) for s in _stretches(residual[:, group], group)]
+    anomalies = []
+    while slow:
+        first = max(slow, key=lambda s: s.log_slowdown)
+        together = [s for s in slow if s.begin < first.end and first.begin < s.end]
+        slow = [s for s in slow if s not in together]
+        seen = {g for g in range(residual.shape[1]) if np.isfinite(residual[:, g]).any()}
+        healthy = seen - {s.group for s in together}
+        anomalies.append(_anomaly(trace, steps, together, healthy))
+    return tuple(sorted(anomalies, key=lambda t: -t.slowdown))
+
+
+def _by_step(table: TransferTable, sizes: Sequence[int]) -> tuple[Positions, Array]:
+    """Return (steps, log(observed / usual) [steps, groups]), NaN where a group transferred nothing.
+
+    Usual is the median over transfers of equal size in groups of as many ranks. With enough such
+    groups, the part of a step that all of them share is subtracted.
+    """
+    steps, row = np.unique(table.step, return_inverse=True)
+    size = np.array(sizes, dtype=np.intp)[table.group]
+    bucket = np.stack([size.astype(np.float64), np.nan_to_num(table.num_bytes, nan=-1.0)])
+    _, kind = np.unique(bucket, axis=1, return_inverse=True)
+    log_s = np.log(np.maximum(table.transfer_s, 1e-9))
+    usual = np.array([np.median(log_s[kind.reshape(-1) == k]) for k in range(int(kind.max()) + 1)])
+    over = log_s - usual[kind.reshape(-1)]
+    residual = np.full((len(steps), len(sizes)), np.nan)
+    for group in np.unique(table.group):
+        own = table.group == group
+        for step in np.unique(row[own]):
+            residual[step, group] = np.median(over[own & (row == step)])
+    for width in np.unique(np.array(sizes)):
+        alike = np.flatnonzero(np.array(sizes) == width)
+        present = alike[np.isfinite(residual[:, alike]).any(axis=0)]
+        if len(present) >= MIN_PEER_GROUPS:
+            known = np.isfinite(residual[:, present]).any(axis=1)
+            # Not the median: one node of three is crossed by more than half of all pairs.
+            residual[np.ix_(known, present)] -= np.nanquantile(
+                residual[np.ix_(known, present)], HEALTHY_SHARE, axis=1, keepdims=True
+            )
+    return steps, residual
+
+
+def _stretches(series: Array, group: int) -> list[SlowGroup]:
+    """Return the stretches in which this group is clearly above its healthy level."""
+    present = np.flatnonzero(np.isfinite(series))
+    if len(present) < MIN_STEPS:
+        return []
+    values = series[present]
+    sigma = max(LEAST_SIGMA, change_points.noise(values))
+    found = change_points.levels(values, sigma=sigma, penalty=PENALTY)
+    # Its peers' level where it has any (0 by construction); never above its own fastest quarter.
+    healthy = min(0.0, float(np.quantile(values, HEALTHY_SHARE)))
+    slow = []
+    for level in found:
+        error = sigma / sqrt(level.num_blocks)
+        above = level.mean - healthy
+        if above > max(log(MIN_SLOWDOWN), OUTLYING * error) and level.num_blocks > 1:
+            begin, end = int(present[level.begin]), int(present[level.end - 1]) + 1
+            slow.append(
+                SlowGroup(group=group, begin=begin, end=end, log_slowdown=above, error=error)
+            )
+    return slow
+
+
+def _anomaly(
+    trace: Trace, steps: Positions, together: Sequence[SlowGroup], healthy: Collection[int]
+) -> Anomaly:
+    worst = max(together, key=lambda s: s.log_slowdown)
+    begin, end = min(s.begin for s in together), max(s.end for s in together)
+    rank, words = _locate(trace, {s.group for s in together}, healthy)
+    margin = 1.96 * worst.error
+    slowdown = exp(worst.log_slowdown)
+    return Anomaly(
+        kind=AnomalyKind.LINK,
+        rank=rank,
+        stage=next((w.stage for w in trace.workers if w.rank == rank), None),
+        slowdown=slowdown,
+        low=exp(worst.log_slowdown - margin),
+        high=exp(worst.log_slowdown + margin),
+        first_step=int(steps[begin]),
+        last_step=None if end >= len(steps) else int(steps[end - 1]),
+        tier=Tier.PROBABLE if len(together) > 1 or rank is not None else Tier.SUSPECTED,
+        reason=f"transfers of {len(together)} groups take x{slowdown:.2f} of their usual time: "
+        + words,
+    )
+
+
+def _locate(
+    trace: Trace, slow: Collection[int], healthy: Collection[int]
+) -> tuple[int | None, str]:
+    """Return the rank common to all slow groups and to no healthy one, with an explanation.
+
+    The rank is None if the slow groups have only a node in common, or nothing.
+    """
+    members = [set(trace.groups[group]) for group in slow]
+    cleared = set().union(*(trace.groups[group] for group in healthy)) if healthy else set()
+    shared = set.intersection(*members)
+    suspects = sorted(shared - cleared)
+    if len(suspects) == 1 and (len(members) > 1 or len(members[0]) > 1):
+        return suspects[0], f"all share rank {suspects[0]}, and no healthy group has it"
+    node_of: Mapping[int, str] = {worker.rank: worker.node for worker in trace.workers}
+    nodes = [{node_of.get(rank, "") for rank in group} - {""} for group in members]
+    common = set.intersection(*nodes) if nodes else set()
+    inside = {
+        node
+        for group in healthy
+        for node in {node_of.get(rank, "") for rank in trace.groups[group]}
+        if len({node_of.get(rank, "") for rank in trace.groups[group]}) > 1
+    }
+    left = sorted(common - inside)
+    if len(left) == 1:
+        return None, f"all of them cross node {left[0]}, and no healthy group leaves it"
+    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slow)[:4])
+    return None, f"groups {names} alone do not tell which link it is"
+
+
+def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
+    """Return the ranks that are late to collectives in nearly every step; () without waiting times.
+
+    HOST: the rank computes as fast as its peers and still arrives late (input, launches, host).
+    COMPUTE: its compute is longer by about its lateness. The slowdown refers to the whole step.
+    """
+    if trace.waits is None or len(trace.workers) <= MIN_PEERS:
+        return ()
+    steps, ranks, wait_s = _wait_matrix(trace.waits)
+    if not len(steps) or wait_s.shape[1] <= MIN_PEERS:
+        return ()
+    compute_s = _compute_matrix(trace, steps, ranks)
+    busy, waiting_s = _others_busy_s(compute_s), medians_without_one(wait_s)
+    late_s = waiting_s - wait_s
+    is_late = late_s > _min_lateness_s(wait_s, waiting_s, busy)
+    anomalies = []
+    for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
+        busy_s = busy[:, column]
+        whole_s = busy_s + waiting_s[:, column]
+        ratio = whole_s / np.maximum(whole_s - late_s[:, column], 1e-9)
+        slowdown = float(np.median(ratio))
+        excess_s = float(np.median(compute_s[:, column] - busy_s))
+        typical_s = float(np.median(late_s[:, column]))
+        kind = AnomalyKind.COMPUTE if excess_s >= EXPLAINED * typical_s else AnomalyKind.HOST
+        spread = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
+        margin = 1.96 * spread / np.sqrt(len(ratio))
+        first = int(steps[np.flatnonzero(is_late[:, column])[0]])
+        anomalies.append(
+            Anomaly(
+                kind=kind,
+                rank=int(ranks[column]),
+                stage=_stage_of(trace, int(ranks[column])),
+                slowdown=slowdown,
+                low=max(1.0, slowdown - margin),
+                high=slowdown + margin,
+                first_step=first,
+                tier=Tier.PROBABLE if len(steps) >= CERTAIN else Tier.SUSPECTED,
+                reason=_reason(int(ranks[column]), kind, typical_s, whole_s, wait_s, column),
+            )
+        )
+    return tuple(anomalies)
+
+
+def _others_busy_s(compute_s: Array) -> Array:
+    """Median compute seconds of the other ranks [steps, ranks]; 0 where one of them is unknown."""
+    unknown = np.isnan(compute_s)
+    others_unknown = unknown.sum(axis=1, keepdims=True) - unknown
+    return np.where(others_unknown > 0, 0.0, medians_without_one(compute_s))
+
+
+def _min_lateness_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
+    """Return the lateness that a rank must exceed to stand out from its peers [steps, ranks].
+
+    Args:
+        wait_s: [steps, ranks] time in collectives.
+        waiting_s: [steps, ranks] median of the other ranks.
+        busy_s: [steps, ranks] median compute of the other ranks.
+    """
+    spread = np.empty_like(wait_s)
+    open_ = np.ones(wait_s.shape, dtype=np.bool_)
+    while open_.any():  # leaving out one rank gives at most three different medians
+        middle = np.where(open_, waiting_s, -np.inf).max(axis=1, keepdims=True)
+        mine = open_ & (waiting_s == middle)
+        spread[mine] = medians_without_one(np.abs(wait_s - middle))[mine]
+        open_ &= ~mine
+    floor = OUTLYING * np.maximum(MAD_TO_SIGMA * spread, LEAST_SPREAD * waiting_s)
+    worth: Array = np.maximum(np.maximum(floor, 0.0), LEAST_SHARE * (busy_s + waiting_s))
+    return worth
+
+
+def _wait_matrix(table: WaitTable) -> tuple[Positions, Positions, Array]:
+    """Return (steps, ranks, waits [steps, ranks]) of the steps that all ranks recorded."""
+    steps, at_step = np.unique(table.step, return_inverse=True)
+    ranks, at_rank = np.unique(table.rank, return_inverse=True)
+    wait_s = np.full((len(steps), len(ranks)), np.nan)
+    wait_s[at_step, at_rank] = table.wait_s
+    whole = np.isfinite(wait_s).all(axis=1)
+    return steps[whole], ranks, wait_s[whole]
+
+
+def _compute_matrix(trace: Trace, steps: Positions, ranks: Positions) -> Array:
+    """Compute seconds [steps, ranks], NaN where unknown."""
+    compute_s = np.full((len(steps), len(ranks)), np.nan)
+    if trace.compute is None:
+        return compute_s
+    table = trace.compute
+    kept = np.isin(table.step, steps) & np.isin(table.rank, ranks)
+    row, column = np.searchsorted(steps, table.step[kept]), np.searchsorted(ranks, table.rank[kept])
+    total = np.zeros_like(compute_s)
+    np.add.at(total, (row, column), table.compute_s[kept])
+    compute_s[row, column] = total[row, column]
+    return compute_s
+
+
+def _stage_of(trace: Trace, rank: int) -> int | None:
+    return next((worker.stage for worker in trace.workers if worker.rank == rank), None)
+
+
+def _reason(
+    rank: int, kind: AnomalyKind, late_s: float, whole_s: Array, wait_s: Array, column: int
+) -> str:
+    own_ms = float(np.median(wait_s[:, column])) * 1e3
+    others_ms = float(np.median(np.delete(wait_s, column, axis=1))) * 1e3
+    why = (
+        "its compute is longer by about as much"
+        if kind is AnomalyKind.COMPUTE
+        else "its device computes as fast as the others': its host, input or launches are late"
+    )
+    return (
+        f"rank {rank} spends {own_ms:.1f} ms of a step in collectives where the others spend "
+        f"{others_ms:.1f} ms: it comes {late_s * 1e3:.1f} ms late to a step of "
+        f"{float(np.median(whole_s)) * 1e3:.0f} ms; {why}"
+    )

@@ -1,0 +1,268 @@
+"""Finds the slow ranks of a recorded run: since when, by how much, with the reason.
+
+The strongest shift is reported and subtracted from the record, then the rest is searched again,
+because a slow rank distorts the reference of its peers. Residuals exclude the effect of work; a
+slowdown that all ranks share, a single outlier, or the level at which a rank settles in a new
+layout is no fault. Each layout is judged separately; a shift extends into the next layout only if
+it lasted to the end of the previous one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+
+import numpy as np
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.noise import Noise, noise_of
+from pacekeeper.predictor.recorded.residuals import Residuals, TraceTimes, residuals_of, times_of
+from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
+from pacekeeper.predictor.recorded.shift_test import Shift, base_of
+from pacekeeper.predictor.recorded.trace import Chunk, Trace
+from pacekeeper.predictor.stats.peers import MIN_PEERS
+
+FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
+MIN_SLOWDOWN = 1.01
+TWO_SIDED = 1.96  # sigmas of a 95 % interval
+CLEAR = 1.5  # times the evidence needed: enough to be confirmed where peers contradict
+GOES_ON = 0.5  # of the slowdown: at least this much in the next layout, to count as the same one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _View:
+    """Residuals of one kind in one layout, with their noise."""
+
+    residuals: Residuals
+    noise: Noise
+
+
+_Views = Mapping[tuple[int, int], tuple[_View, ...]]  # by layout: all compute, then each kind
+
+
+def rank_faults(
+    trace: Trace, *, false_alarms: float = FALSE_ALARMS, min_slowdown: float = MIN_SLOWDOWN
+) -> tuple[Anomaly, ...]:
+    """Return the slow ranks of a trace, the largest slowdown first; () without compute times.
+
+    A rank may be slow in one kind of pass only; the slowdown then refers to that kind, which the
+    reason names.
+
+    Args:
+        trace: the run.
+        false_alarms: expected number of false findings per trace of a healthy job, between 0 and 1.
+        min_slowdown: smaller slowdowns are not reported; at least 1.
+
+    Raises:
+        ValueError: an argument is out of range, or the compute table has no usable time of a known
+            rank.
+    """
+    if not 0.0 < false_alarms < 1.0:
+        raise ValueError(f"false_alarms must be between 0 and 1, not {false_alarms}")
+    if min_slowdown < 1.0:
+        raise ValueError(f"min_slowdown must be at least 1, not {min_slowdown}")
+    if trace.compute is None:
+        return ()
+    times = times_of(trace)
+    known = np.zeros((len(times.steps), len(times.rank_of)))
+    found: list[Shift] = []
+    for _ in range(2 * len(times.ranks) * len(times.layouts)):
+        kinds = residuals_of(times, known)
+        views = {span: tuple(_view(times, kind, *span) for kind in kinds) for span in times.layouts}
+        # A slower device is slow in the longest kind of pass: the other kinds are not judged.
+        num_judged = len(kinds[:2])
+        shifts = [
+            replace(shift, first=shift.first + begin, end=shift.end + begin)
+            for (begin, _), of_layout in views.items()
+            for view in of_layout[:num_judged]
+            for shift in strongest_shifts(
+                view.residuals,
+                view.noise,
+                false_alarms=false_alarms / (num_judged * len(views)),
+                min_slowdown=min_slowdown,
+            )
+        ]
+        if not shifts:
+            break
+        taken = list[Shift]()
+        for shift in sorted(_strongest_per_pipeline(times, shifts), key=lambda one: one.first):
+            if not any(part.rank == shift.rank and shift.first < part.end for part in taken):
+                taken += _subtract(times, views, shift, known)
+        found += taken
+    merged = _merged(times, found)
+    anomalies = [_anomaly(trace, times, shift, merged) for shift in merged]
+    return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
+
+
+def _view(times: TraceTimes, kind: Residuals, begin: int, end: int) -> _View:
+    residuals = kind.within(begin, end, times.stage)
+    return _View(residuals=residuals, noise=noise_of(residuals, times.stage))
+
+
+def _strongest_per_pipeline(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
+    """Keep the strongest shift of each data-parallel rank in a layout.
+
+    The stages of a data-parallel rank serve each other as reference, so one shift can cause others.
+    Shifts from the beginning of a layout take precedence: when a rank that was slow from the start
+    recovers, the ranks compared with it seem to slow down. A shift of all compute takes precedence
+    over one of a single kind, because it measures the rank's whole loss.
+    """
+    starts = {begin for begin, _ in times.layouts}
+    whole = {shift.rank for shift in shifts if shift.chunk is None}
+    kept = [shift for shift in shifts if shift.chunk is None or shift.rank not in whole]
+    best: dict[tuple[int, int], Shift] = {}
+    for shift in sorted(kept, key=lambda one: (one.first in starts, one.strength)):
+        begin = max(start for start in starts if start <= shift.first)
+        best[int(times.dp[shift.rank]), begin] = shift
+    return list(best.values())
+
+
+def _subtract(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> list[Shift]:
+    """Subtract a shift and its continuations in later layouts, and return them.
+
+    Adds the measured loss of each step to `known` [steps, columns]: what remained of an uneven
+    fault would accuse the ranks compared with it.
+    """
+    parts = [shift, *_continuations(times, views, shift)]
+    for part in parts:
+        begin, end = next(one for one in times.layouts if one[0] <= part.first < one[1])
+        there = replace(part, first=part.first - begin, end=part.end - begin)
+        for view in views[begin, end][1:] or views[begin, end]:
+            base = base_of(view.residuals, view.noise, there)
+            columns = view.residuals.columns
+            own = columns[times.rank_of[columns] == part.rank]
+            by_step = view.residuals.by_step[there.first : there.end, part.rank]
+            known[part.first : part.end, own] += np.nan_to_num(by_step - base)[:, None]
+    return parts
+
+
+def _continuations(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift]:
+    """Return the continuations of a shift at the start of later layouts, until the first gap."""
+    parts = list[Shift]()
+    ends = [end for _, end in times.layouts]
+    for begin, end in times.layouts:
+        last = parts[-1] if parts else shift
+        if begin <= last.first or last.end not in ends or begin != last.end + 1:
+            continue
+        view = next(v for v in views[begin, end] if v.residuals.chunk == shift.chunk)
+        whole = replace(last, first=0, end=end - begin)
+        above = view.residuals.by_step[:, shift.rank] - base_of(view.residuals, view.noise, whole)
+        half = GOES_ON * last.log_slowdown
+        votes = np.cumsum(np.nan_to_num(np.clip(above - half, -half, half)))
+        length = int(votes.argmax()) + 1
+        level = float(np.nanmedian(above[:length])) if np.isfinite(above[:length]).any() else 0.0
+        if votes[length - 1] > 0.0 and level > half:
+            parts.append(replace(last, first=begin, end=begin + length, log_slowdown=level))
+    return parts
+
+
+def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
+    """Merge adjacent shifts of one rank, at their mean level.
+
+    The mixed step between two layouts does not separate them.
+    """
+    starts = {begin for begin, _ in times.layouts}
+    merged: list[Shift] = []
+    for shift in sorted(found, key=lambda shift: (shift.rank, shift.first)):
+        last = merged[-1] if merged else None
+        gap = int(shift.first in starts)
+        if last is None or last.rank != shift.rank or shift.first > last.end + gap:
+            merged.append(shift)
+            continue
+        last = replace(last, end=max(last.end, shift.first))
+        end = max(last.end, shift.end)
+        strongest = max(last, shift, key=lambda one: one.strength)
+        merged[-1] = replace(
+            strongest,
+            first=last.first,
+            end=end,
+            log_slowdown=_mean_slowdown(last, shift, end),
+            num_before=last.num_before,
+        )
+    return merged
+
+
+def _mean_slowdown(one: Shift, other: Shift, end: int) -> float:
+    """Mean from the first step of `one` to `end`; where both shifts apply, they add up."""
+    steps = sum(shift.log_slowdown * (shift.end - shift.first) for shift in (one, other))
+    return steps / (end - one.first)
+
+
+def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Anomaly:
+    rank, stage = times.ranks[shift.rank], int(times.stage[shift.rank])
+    low, value, high = (
+        exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
+    )
+    slow = {
+        other.rank for other in all_found if other.first < shift.end and shift.first < other.end
+    }
+    witnesses = int((times.stage == stage).sum()) - sum(times.stage[i] == stage for i in slow)
+    first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
+    lasts = shift.end == len(times.steps)
+    others = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
+    return Anomaly(
+        kind=AnomalyKind.COMPUTE,
+        rank=rank,
+        stage=stage,
+        slowdown=value,
+        low=low,
+        high=high,
+        first_step=first,
+        last_step=None if lasts else last,
+        tier=_tier(shift, witnesses),
+        reason=(
+            f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
+            f"{_describe_chunk(shift)}for x{value:.3f} of the time that its work explains "
+            f"(95 %: {low:.3f} to {high:.3f}), {_describe_period(times, shift)}; "
+            f"{_describe_group(trace, times, shift)}{others}; "
+            f"{shift.strength:.1f} x the evidence needed"
+        ),
+    )
+
+
+def _describe_period(times: TraceTimes, shift: Shift) -> str:
+    first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
+    if shift.first == 0:
+        since = f"from the first recorded step, {first}"
+    elif shift.num_before:
+        since = f"since step {first}, after {shift.num_before} steps at its healthy pace"
+    elif shift.first in {begin for begin, _ in times.layouts}:
+        since = f"since step {first}, where a layout begins"
+    else:
+        since = f"since step {first}, the first that it told"
+    if shift.end == len(times.steps):
+        return f"{since}, to the end of the record, {last}"
+    return f"{since}, to step {last}, and recovered"
+
+
+def _describe_group(trace: Trace, times: TraceTimes, shift: Shift) -> str:
+    """Name the ranks that slowed down together with this one, and the node if they share it."""
+    if not shift.company:
+        return ""
+    ranks = [times.ranks[at] for at in shift.company]
+    others = [rank for rank in ranks if rank != times.ranks[shift.rank]]
+    named = ", ".join(map(str, others))
+    text = f"together with rank{'s' if len(others) > 1 else ''} {named}"
+    nodes = {worker.node for worker in trace.workers if worker.rank in ranks}
+    if len(nodes) == 1 and "" not in nodes:
+        (node,) = nodes
+        text += f", all on node {node}"
+    return text + "; "
+
+
+def _describe_chunk(shift: Shift) -> str:
+    if shift.chunk is None:
+        return ""
+    return f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
+
+
+def _tier(shift: Shift, witnesses: int) -> Tier:
+    """Return the tier of a shift.
+
+    CONFIRMED: enough peers contradict it clearly. SUSPECTED: too few peers and no past of its own.
+    PROBABLE: otherwise.
+    """
+    if witnesses >= MIN_PEERS:
+        return Tier.CONFIRMED if shift.strength >= CLEAR else Tier.PROBABLE
+    return Tier.PROBABLE if shift.num_before else Tier.SUSPECTED
