@@ -8,7 +8,6 @@ get SIGBUS.
 
 import fcntl
 import logging
-import math
 import os
 import stat
 import struct
@@ -125,11 +124,10 @@ class RingReader:
             suspect_s: When a rank of the node was last reported to stand still without waiting.
         """
         seen = self.watch.observe(self.sign(), records, now_s, suspect_s=suspect_s)
-        is_standing = self.watch.reported_s > -math.inf
-        if not is_standing or not (pid := self.process()) or (process := read_process(pid)) is None:
+        if seen is None or not seen.is_standing or not (pid := self.process()):
             return seen
-        seen = seen or self.watch.observe_stop(process, now_s)
-        return seen and self.watch.with_process(seen, process, now_s)
+        process = read_process(pid)
+        return seen if process is None else self.watch.with_process(seen, process, now_s)
 
     def process(self) -> int:
         """The process that writes the ring, in the agent's namespace; 0: not visible."""

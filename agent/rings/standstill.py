@@ -12,7 +12,7 @@ from math import inf
 
 from pacekeeper.agent.host.process_state import ProcessState
 from pacekeeper.core.telemetry.records import MAX_S, PlanAppliedRecord, Record, StepRecord
-from pacekeeper.core.telemetry.sign_of_life import STOPPED, Phase, RankPhase, SignOfLife
+from pacekeeper.core.telemetry.sign_of_life import Phase, RankPhase, SignOfLife
 
 MIN_STEPS = 3  # of one layout, after which a phase has a usual length: the first ones compile
 STANDING_S = 0.75  # in one phase, before which a rank never stands still
@@ -31,7 +31,6 @@ class PhaseWatch:
     last: SignOfLife | None = None
     lengths_s: dict[Phase, deque[float]] = field(default_factory=dict)
     reported_s: float = -inf  # of the present standstill; -inf: none
-    was_stopped: bool = False  # its process, as of that report
     _first: tuple[float, float] | None = None  # CPU time and time at its first report
 
     @property
@@ -70,7 +69,7 @@ class PhaseWatch:
             if was_settled:
                 length_s = min(max(0.0, sign.since_mono_s - before.since_mono_s), MAX_S)
                 self.lengths_s.setdefault(before.phase, deque(maxlen=KEPT)).append(length_s)
-            self.reported_s, self.was_stopped, self._first = -inf, False, None
+            self.reported_s, self._first = -inf, None
             if was_standing:
                 phase = sign.phase or before.phase
                 return RankPhase(rank=self.rank, phase=phase, held_s=held_s, is_standing=False)
@@ -84,23 +83,6 @@ class PhaseWatch:
         self.reported_s = now_s
         return RankPhase(rank=self.rank, phase=sign.phase, held_s=held_s, usual_s=usual_s)
 
-    def observe_stop(self, process: ProcessState, now_s: float) -> RankPhase | None:
-        """Report a standstill again as soon as its process is stopped.
-
-        A job may be paused rank by rank: who was reported to wait is stopped then, and no victim.
-
-        Args:
-            process: Of a rank that stands still, at a poll where `observe` reports nothing.
-            now_s: Monotonic clock.
-        """
-        sign = self.last
-        if self.was_stopped or process.letter not in STOPPED or sign is None or sign.phase is None:
-            return None
-        self.reported_s = now_s
-        held_s = min(max(0.0, now_s - sign.since_mono_s), MAX_S)
-        usual_s = self.usual_s(sign.phase)
-        return RankPhase(rank=self.rank, phase=sign.phase, held_s=held_s, usual_s=usual_s)
-
     def usual_s(self, phase: Phase) -> float | None:
         """Return how long the phase usually is; 0: too short to be seen; None: not known yet."""
         if self.num_steps < MIN_STEPS:
@@ -112,7 +94,6 @@ class PhaseWatch:
 
     def with_process(self, seen: RankPhase, process: ProcessState, now_s: float) -> RankPhase:
         """Return a report of a standstill with the state of the process."""
-        self.was_stopped = process.letter in STOPPED
         cpu_ratio = None
         if self._first is None:
             self._first = process.cpu_s, now_s

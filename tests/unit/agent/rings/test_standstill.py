@@ -101,19 +101,3 @@ def test_a_rank_that_waits_is_reported_at_once_where_another_of_its_node_stands_
     assert computing.observe(held, [], 10.2, suspect_s=10.1) is None
     assert computing.suspect_s == -inf
     assert computing.observe(held, [], 10.8) is not None and computing.suspect_s == 10.8
-
-
-def test_a_standstill_is_reported_again_at_once_when_its_process_is_stopped() -> None:
-    watch, now_s = settled(3.0)
-    waiting = sign(Phase.WAITING, now_s)
-    runs, stopped = ProcessState(letter="S", cpu_s=1.0), ProcessState(letter="T", cpu_s=1.0)
-    seen = watch.observe(waiting, [], now_s + 4.0)
-    assert seen is not None
-    watch.with_process(seen, runs, now_s + 4.0)
-    assert watch.observe(waiting, [], now_s + 4.1) is None
-    assert watch.observe_stop(runs, now_s + 4.1) is None
-    again = watch.observe_stop(stopped, now_s + 4.2)
-    assert again is not None and again.held_s == pytest.approx(4.2) and again.is_standing
-    watch.with_process(again, stopped, now_s + 4.2)
-    assert watch.observe_stop(stopped, now_s + 4.3) is None, "once"
-    assert watch.observe(waiting, [], now_s + 5.3) is not None
