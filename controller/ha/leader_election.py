@@ -136,8 +136,7 @@ class _Election:
             if term is not None and await self._lead(term):
                 # Others take over first: this controller has just failed.
                 self._renewer.set_eligible(after_s=2.0 * self._config.lease.duration_s)
-        for task in self._closing:
-            await task
+        await asyncio.gather(*self._closing)
 
     async def _stand_by(self) -> int | None:
         """Serve reads until this controller leads.

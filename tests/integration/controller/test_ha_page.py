@@ -110,9 +110,10 @@ def test_the_page_sets_up_two_controllers_and_leads_back_to_one(tmp_path: Path) 
         finally:
             for one in started:
                 one.terminate()
+            codes = [one.wait() for one in started]
             for one in started:
-                one.wait()
                 one.close()
+        assert codes == [0] * len(started), "leader and standby stop in order"
         reader.run(BACK)
         (words,) = reader.commands("pacekeeper controller --store")
         with ControllerProcess(tmp_path, *words[2:]) as alone:
