@@ -40,6 +40,8 @@ def accused_live(trace: Trace) -> set[int]:
 def _found(times: TraceTimes, residuals: Residuals, layout: tuple[int, int]) -> set[int]:
     stages = {f"stage {stage}": times.stage == stage for stage in np.unique(times.stage)}
     evidence, found = dict[str, Evidence](), set[int]()
+    share = CONFIG.false_alarms_per_job_day / len(stages)
+    config = replace(CONFIG, false_alarms_per_job_day=share)
     for step in range(*layout):
         rows = residuals.samples[times.step_of == step]
         samples = dict[str, StepSample]()
@@ -47,7 +49,7 @@ def _found(times: TraceTimes, residuals: Residuals, layout: tuple[int, int]) -> 
             told = np.flatnonzero(is_own & np.isfinite(rows).any(axis=0))
             if len(told):
                 samples[role] = _sample(step, told, np.exp(rows[:, told]))
-        evidence, judged = update_roles(CONFIG, evidence, samples)
+        evidence, judged = update_roles(config, evidence, samples)
         named = (finding.rank for own in judged.values() for finding in own.findings)
         found |= {rank for rank in named if rank is not None}
     return found

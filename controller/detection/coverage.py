@@ -121,6 +121,10 @@ def update_after_untimed_step(
 
 def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> Blind | None:
     """Return why a slowdown of some rank would not be attributed to it; None: it would be."""
+    alone = [group.ranks[0] for group in groups if len(group.ranks) == 1]
+    if alone and len(groups) > 1:
+        reason = f"ranks {format_ranks(alone)} have no peer of their role to be compared with"
+        return Blind(why=Blindness.NO_PEERS, reason=reason)
     found = (blindness(config.detector, g.evidence, g.ranks, step=step) for g in groups)
     return next((blind for blind in found if blind is not None), None)
 

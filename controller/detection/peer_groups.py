@@ -93,6 +93,9 @@ def judge_roles(
         return replace(
             job, detection=replace(job.detection, evidence=evidence, by_role={})
         ), judgement
+    # Each role has charts of its own; together they keep the job's rate of false alarms.
+    share = config.false_alarms_per_job_day / num_roles(job)
+    config = replace(config, false_alarms_per_job_day=share)
     known = {**job.detection.by_role, **{role: _evidence_of(job, role) for role in samples}}
     by_role, judged = update_roles(config, known, samples)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}

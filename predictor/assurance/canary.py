@@ -81,7 +81,7 @@ def advance_canaries(
         if sensitivity is None or not _is_undisturbed(running, evidence):
             # A new layout, or a fault of its own: this one says nothing.
             return replace(canaries, running=None, due_step=step + running.sensitivity.steps)
-        return _seen(config, canaries, running, work, evidence.other_roles)
+        return _seen(config, canaries, running, work)
     if sensitivity is None:
         return canaries
     if canaries.since_step is None:
@@ -112,15 +112,10 @@ def canary_failure_reason(config: DetectorConfig, canaries: Canaries, step: int)
 
 
 def _seen(
-    config: DetectorConfig,
-    canaries: Canaries,
-    canary: Canary,
-    work: FeatureTable,
-    other_roles: tuple[float, ...],
+    config: DetectorConfig, canaries: Canaries, canary: Canary, work: FeatureTable
 ) -> Canaries:
     sample = sample_of_work(work.slowed(canary.rank, canary.sensitivity.slowdown))
-    evidence = replace(canary.evidence, other_roles=other_roles)
-    evidence, judgement = update_evidence(config, evidence, sample)
+    evidence, judgement = update_evidence(config, canary.evidence, sample)
     canary = replace(canary, evidence=evidence, num_steps=canary.num_steps + 1)
     is_found = any(finding.rank == canary.rank for finding in judgement.findings)
     if not is_found and canary.num_steps < canary.sensitivity.steps:

@@ -92,7 +92,7 @@ def blindness(
     sensitivity = sensitivity_of(config, evidence, ranks)
     if sensitivity is None:
         return None
-    if len(ranks) + len(evidence.other_roles) < 2:
+    if len(ranks) < 2:
         text = f"rank {ranks[0]} has no peer" if ranks else "no rank runs"
         return Blind(why=Blindness.NO_PEERS, reason=f"{text}: it can not be told from everybody")
     charts, steps = evidence.charts, sensitivity.steps

@@ -59,8 +59,7 @@ def raise_alarms(
     """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
-    num_witnesses = len(charts.ranks) + len(evidence.other_roles)
-    if not crossed.any() or crossed.sum() * 2 > num_witnesses:
+    if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
     sigma = sigma_of(config, evidence)
     sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
@@ -154,8 +153,6 @@ def _finding(
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
-    elif evidence.other_roles:
-        beside = f"it has no peer, but not all of {len(evidence.other_roles)} other roles were late"
     else:
         beside = "it has no healthy peer to compare with"
     return Finding(

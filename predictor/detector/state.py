@@ -28,8 +28,6 @@ class Evidence:
 
     `generation` 0: none seen yet. `layout_steps`: steps since its generation began. `newcomers`:
     ranks that joined and are not judged yet, with the number of the step that showed them first.
-    `other_roles`: of the newest step, where one rank makes the role: log observed / expected of
-    each of the job's other roles.
     """
 
     num_seen: int = 0
@@ -42,7 +40,6 @@ class Evidence:
     limits: Thresholds | None = None  # of the charts, as of the present model
     noise: StepNoise | None = None  # of a step, as of the present model
     others: tuple[StepNoise, ...] = ()  # that of the job's other roles
-    other_roles: tuple[float, ...] = ()  # witnesses of a rank without peers, see below
     slow: Mapping[int, float] = field(default_factory=dict)
     newcomers: Mapping[int, int] = field(default_factory=dict)
     steps_since_fit: int = 0

@@ -10,8 +10,8 @@ steps have an allowance of their own.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from math import exp, log, sqrt
-from statistics import median
 
 import numpy as np
 
@@ -73,13 +73,17 @@ def measured_noise(sigma: float, residuals: Array) -> StepNoise:
 def mixed(own: StepNoise, others: Sequence[StepNoise]) -> StepNoise:
     """Combine a role's noise with that of the job's other roles, which run on the same devices.
 
-    The median of theirs is a prior of at most OTHERS_STRENGTH degrees of freedom: a single role may
-    be noisier than its devices (a first stage that loads data).
+    The median of theirs, weighted by how well each is known, is a prior of at most OTHERS_STRENGTH
+    degrees of freedom: a single role may be noisier than its devices (a first stage that loads
+    data).
     """
     freedom = sum(noise.freedom for noise in others)
     if not freedom:
         return own
-    common = median(noise.sigma for noise in others) ** 2
+    by_sigma = sorted(others, key=lambda noise: noise.sigma)
+    below = accumulate(noise.freedom for noise in by_sigma)
+    middle = next(noise for noise, sum_ in zip(by_sigma, below, strict=True) if 2 * sum_ > freedom)
+    common = middle.sigma**2
     strength = min(freedom, OTHERS_STRENGTH)
     variance = (own.freedom * own.sigma**2 + strength * common) / (own.freedom + strength)
     return StepNoise(sigma=sqrt(variance), freedom=own.freedom + strength)

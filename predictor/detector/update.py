@@ -5,7 +5,6 @@ a slowdown, and its peers do not share it. The cost model does not learn from ra
 its uncertainty for work that it has not seen is subtracted from the evidence.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log, sqrt
 
@@ -39,7 +38,6 @@ from pacekeeper.predictor.detector.state import (
     model_of,
     sigma_of,
 )
-from pacekeeper.predictor.stats.peers import beside
 
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
@@ -119,10 +117,10 @@ def _warm_up(
             observed_s=tuple(sample.observed_s.tolist()),
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
-    trusted = tuple(_without_findings(s, evidence.slow) for s in warmup)
+    trusted = tuple(only(s, ~among(s.ranks, evidence.slow)) for s in warmup)
     if evidence.common is not None:
         trusted = tuple(healthy(evidence.common, s) for s in trusted)
-    evidence = replace(evidence, warmup=(), history=trusted, other_roles=())  # of one step only
+    evidence = replace(evidence, warmup=(), history=trusted)
     evidence = refitted(config, evidence)
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
@@ -132,32 +130,19 @@ def _warm_up(
     return evidence, replace(judgement, findings=findings)
 
 
-def _without_findings(sample: StepSample, slow: Mapping[int, float]) -> StepSample:
-    """Return the step of the ranks without an open finding, for the cost model to learn from.
-
-    If all ranks have one, their times are divided by their slowdowns (ratios by rank).
-    """
-    healthy_ranks = ~among(sample.ranks, slow)
-    if healthy_ranks.any() or not slow:
-        return only(sample, healthy_ranks)
-    slowdowns = np.array([slow[rank] for rank in sample.ranks])
-    return replace(sample, parts=None, observed_s=sample.observed_s / slowdowns)
-
-
 def _charted(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, MicrobatchResiduals | None]:
     """Add the step to the charts; also return the residuals of its micro-batches."""
     model, charts = model_of(evidence), evidence.charts
-    sigma, others = sigma_of(config, evidence), evidence.other_roles
-    ratio = beside(log_ratios(model, sample, evidence.slow), others, sigma)
+    sigma = sigma_of(config, evidence)
+    ratio = log_ratios(model, sample, evidence.slow)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
     doubt = known + DOUBTS * model.doubt(sample.features, witnesses(sample, evidence.slow))
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        log_ratio = beside(parts.log_ratio, others, sigma)
-        parts = replace(parts, log_ratio=log_ratio, doubt=known + DOUBTS * parts.doubt)
+        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))

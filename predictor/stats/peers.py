@@ -1,12 +1,9 @@
 """Residuals relative to peers: log ratios less the part that all ranks share."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags
 
-BLOM = 0.375  # constant of Blom's approximation of normal order statistics
 MIN_PEERS = 2  # with fewer, a common disturbance is indistinguishable from the peer's own
 
 
@@ -34,25 +31,6 @@ def relative_to_peers(log_ratio: Array, is_witness: Flags | None = None) -> Arra
         others = medians_without_one(witnesses)
         relative[..., is_witness] = _less(witnesses, others, num_witnesses - 1)
     return relative
-
-
-def beside(log_ratio: Array, others: Sequence[float], sigma: float) -> Array:
-    """Make the log ratios [...] of a rank without peers relative to ranks that do other work.
-
-    The reference is the smallest of theirs, so that several slow ranks do not hide each other, less
-    its expectation among so many healthy ones (Blom 1958). What all of them share cancels.
-
-    Args:
-        log_ratio: log ratios of the rank.
-        others: log ratios of the other ranks in the same step; empty: `log_ratio` is returned.
-        sigma: one sigma of such a ratio.
-    """
-    if not others:
-        return log_ratio
-    from scipy.special import ndtri  # slow to import: not at start-up
-
-    least = float(ndtri((1.0 - BLOM) / (len(others) + 1.0 - 2.0 * BLOM)))
-    return np.minimum(log_ratio, log_ratio - (min(others) - least * sigma))
 
 
 def _less(log_ratio: Array, common: Array, num_witnesses: int) -> Array:

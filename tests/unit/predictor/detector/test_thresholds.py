@@ -78,6 +78,8 @@ def test_the_noise_of_other_roles_is_a_prior_and_no_more() -> None:
     assert old.sigma == pytest.approx(0.01, rel=0.001)
     noisy = StepNoise(sigma=0.05, freedom=400.0)
     assert mixed(own, [other, other, noisy]).sigma == young.sigma, "one role alone proves nothing"
+    unknown = StepNoise(sigma=0.1, freedom=2.0)
+    assert mixed(own, [other, unknown]).sigma == young.sigma, "nor does one that is hardly known"
 
 
 def test_the_first_steps_of_a_job_may_cost_more_than_its_rate() -> None:
