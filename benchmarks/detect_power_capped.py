@@ -21,17 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rank_traces import (
-    LIVE,
-    OURS,
-    PLAYED,
-    accused,
-    compute,
-    matrix,
-    share,
-    steps_of,
-    until,
-)
+from benchmarks.rank_traces import OURS, RULES, accused, compute, matrix, share, steps_of, until
 from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.readers.perseus import FULL_POWER_W, CappedRun, joined, read_perseus
 
@@ -109,33 +99,24 @@ def main() -> int:
             before = int((steps_of(case.trace) < case.onset).sum())
             healthy_s = np.median(times_s[:before], axis=0)
             slowdown = np.median(times_s[before:], axis=0) / healthy_s
-            for rule in PLAYED:
+            for rule in (OURS, *RULES):
                 named = accused(case.trace, rule, healthy=case.healthy)
                 for rank, cap in case.cap_w.items():
                     measured = float(slowdown[ranks.index(rank)])
                     rows[rule, case.kind, cap].append((rank in named, measured >= EFFECTIVE))
-                    if rule in (OURS, LIVE) and measured >= CLEAR:
-                        clear[f"{case.kind}, {rule}"].append(rank in named)
+                    if rule == OURS and measured >= CLEAR:
+                        clear[case.kind].append(rank in named)
             if case.kind == "one":
                 rank, cap = min(case.cap_w.items(), key=lambda item: item[1])
                 delays[cap].append(_delay(case, rank))
 
     table = Table(title=f"found within {SEEN} iterations")
-    for column in (
-        "onset",
-        "cap W",
-        "GPUs",
-        "bar",
-        OURS,
-        "effective",
-        "delay p50/p95",
-        *PLAYED[1:],
-    ):
+    for column in ("onset", "cap W", "GPUs", "bar", OURS, "effective", "delay p50/p95", *RULES):
         table.add_column(column, justify="right")
     figures, holds = [], {}
     for kind, cap in sorted({(kind, cap) for _, kind, cap in rows}, key=lambda i: (i[0], -i[1])):
         is_capped = cap < FULL_POWER_W
-        found = {rule: share([hit for hit, _ in rows[rule, kind, cap]]) for rule in PLAYED}
+        found = {rule: share([hit for hit, _ in rows[rule, kind, cap]]) for rule in (OURS, *RULES)}
         count = len(rows[OURS, kind, cap])
         effective = share([hit for hit, is_real in rows[OURS, kind, cap] if is_real])
         bar = BARS.get(cap, 1.0) if is_capped else 0.0
@@ -150,7 +131,7 @@ def main() -> int:
             kind, str(cap), str(count), f"{bar:.0%}", f"{found[OURS]:.1%}",
             f"{effective:.1%}" if is_capped else "",
             f"{np.median(waits):.0f}/{np.quantile(waits, 0.95):.0f}" if waits else "",
-            *(f"{found[rule]:.0%}" for rule in PLAYED[1:]),
+            *(f"{found[rule]:.0%}" for rule in RULES),
         )  # fmt: skip
     Console(width=150).print(table)
     clearly = {kind: {"gpus": len(hits), "found": share(hits)} for kind, hits in clear.items()}

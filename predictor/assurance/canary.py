@@ -1,4 +1,4 @@
-"""Would a slow rank be found? Now and then one is made up, in a copy, and looked for. Pure.
+"""Canaries: slowdowns applied to copies of records, which the detector must find. Pure.
 
 The copy goes the whole real road - records, sample, ratios, charts, finding - beside the evidence
 of the job, which never sees it: a canary opens no incident, teaches no model and moves no work.
@@ -68,11 +68,16 @@ def advance_canaries(
     ranks: Sequence[int],
     seed: int,
 ) -> Canaries:
-    """One judged step later: the one under way sees it, the next one begins when it is due.
+    """Advance the running canary by one judged step, or begin the next one when it is due.
 
-    `evidence`: the job's own, after the step; `work`: the step's, as it came; `sight`: what
-    the watch promises, None where it promises nothing (nothing is tried then); `ranks`: those that
-    may be chosen, in turns that begin at `seed`. Whoever is under suspicion is passed over.
+    Args:
+        config: settings of the detector.
+        canaries: those of the job.
+        evidence: detector state of the job after the step.
+        work: the step as reported.
+        sensitivity: the smallest detectable slowdown; None: unknown, and no canary begins.
+        ranks: ranks that may be chosen, in turns; those under suspicion are passed over.
+        seed: where the turns begin.
     """
     if not config.canary_period_steps:
         return canaries
@@ -96,7 +101,7 @@ def advance_canaries(
 
 
 def canary_failure_reason(config: DetectorConfig, canaries: Canaries, step: int) -> Blind | None:
-    """Why the detector can not be trusted to see, as its canaries tell; None: it can."""
+    """Return why the detector is blind according to its canaries; None: it is not."""
     last, since = canaries.last, canaries.since_step
     if last is not None and not last.is_found:
         reason = (
