@@ -87,15 +87,15 @@ def judge_roles(
     Returns:
         The job with the new detector states, and one judgement for all roles.
     """
-    if num_roles(job) < 2:
+    roles = num_roles(job)
+    if roles < 2:
         (sample,) = samples.values()
         evidence, judgement = update_evidence(config, job.detection.evidence, sample)
         return replace(
             job, detection=replace(job.detection, evidence=evidence, by_role={})
         ), judgement
     # Each role has charts of its own; together they keep the job's rate of false alarms.
-    share = config.false_alarms_per_job_day / num_roles(job)
-    config = replace(config, false_alarms_per_job_day=share)
+    config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
     known = {**job.detection.by_role, **{role: _evidence_of(job, role) for role in samples}}
     by_role, judged = update_roles(config, known, samples)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}

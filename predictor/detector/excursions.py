@@ -15,10 +15,8 @@ import numpy as np
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.stats.cusum_design import REFERENCES
 
-EDGE_RATIO = 1.05
-EDGES = EDGE_RATIO ** np.arange(
-    160
-)  # of the heights that are counted together, in sigma; up to 2,300
+EDGE_RATIO = 1.05  # of neighbouring edges
+EDGES = EDGE_RATIO ** np.arange(160)  # of heights that are counted together, in sigma
 TAIL = 50  # of the highest peaks: their mean excess is the scale of the tail
 CHANCE = 2.0  # standard errors of a count
 OWN_RANKS = 3  # ranks whose findings may all be faults, however often they come back
