@@ -20,7 +20,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Controller(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Says whether it leads once `may_answer`; that it was asked it tells `others`."""
+    """Says whether it leads once `may_answer`; lets `others` answer once it is asked that."""
 
     def __init__(self, status: Any, *, is_busy: bool, reads: Any = SERVING) -> None:
         self.others: list[Controller] = []
@@ -31,9 +31,10 @@ class Controller(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             self.may_answer.set()
 
     def Check(self, request: Any, context: Any) -> Any:
-        self.num_asked += not request.service
-        for other in self.others:
-            other.may_answer.set()
+        if not request.service:
+            self.num_asked += 1
+            for other in self.others:
+                other.may_answer.set()
         self.may_answer.wait(PATIENCE_S)
         status = self._reads if request.service else self._status
         return health_pb2.HealthCheckResponse(status=status)
