@@ -42,6 +42,7 @@ SIZE, CULPRIT = 3, 1
 WARM_STEPS = 8
 PATIENCE_S = 240.0
 LIMIT_S = 2.0  # and twice the usual phase time: the bar
+AHEAD_S = 1.0  # of the ranks, at which storage is made to block
 STOP, READ, READ_ALL = "sigstop", "storage", "storage_all"
 KINDS = (IN_PASS, BETWEEN, LOOP, STOP, READ, READ_ALL, MISMATCH)
 OF_JOB = (READ_ALL, MISMATCH)  # no rank is at fault
@@ -99,7 +100,7 @@ class HangJob:
                     )
                 )
                 self._ends.callback(_end, self.ranks[-1], signal.SIGKILL)
-            wait_for("the job trains", lambda: self.steps() >= WARM_STEPS)
+            wait_for("the job trains", lambda: self.steps() >= WARM_STEPS and self.is_watched())
             self._ends = self._ends.pop_all()
         return self
 
@@ -117,16 +118,22 @@ class HangJob:
         paths = [self.folder / f"steps-{rank}" for rank in range(SIZE)]
         return min(int(path.read_text() or 0) if path.exists() else 0 for path in paths)
 
+    def is_watched(self) -> bool:
+        """Whether the controller knows the job."""
+        jobs = self.controller.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0).jobs
+        return bool(jobs)
+
     def strike(self, kind: str) -> float:
         """Let the fault begin; return when it did, in Unix seconds."""
         if kind == STOP:
             os.kill(self.pid(CULPRIT), signal.SIGSTOP)
             return time.time()
         if kind in (READ, READ_ALL):
-            began_s = time.time()
+            # All ranks meet it in the same step: a rank that meets it alone is rightly named.
+            step = self.steps() + 3 + int(AHEAD_S / self.step_s)
             for rank in range(SIZE) if kind == READ_ALL else [CULPRIT]:
-                self.block(self.data(rank) / "item")
-            return began_s
+                self.block(self.data(rank) / f"item-{step}")
+            return time.time()
         (self.folder / "faults" / f"{kind}-{CULPRIT}").touch()
         struck = self.folder / "faults" / f"struck-{CULPRIT}"
         wait_for("the fault begins", lambda: struck.exists() and struck.read_text() != "")
@@ -138,12 +145,10 @@ class HangJob:
 
     def block(self, path: Path) -> None:
         """Let reads of a file block: on a mount whose server does not answer, or in a pipe."""
-        fresh = path.with_suffix(".stuck")
         if self.mount is not None:
-            fresh.symlink_to(self.mount.file)
+            path.symlink_to(self.mount.file)
         else:
-            os.mkfifo(fresh)
-        fresh.rename(path)
+            os.mkfifo(path)
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""
