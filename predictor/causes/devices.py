@@ -1,283 +1,275 @@
-"""Rules for device samples that explain a slow rank, one for each reading of NVML.
+"""Rules for readings of a device (NVML) that explain a slow rank.
 
-A reading is a cause only under load and only if peers of the same model, which are not slow, do not
-share it. Every rule takes the worst sample since the onset, for the device and its peers alike: one
-more sample of a device never lowers the certainty of its rule.
+A reading is a cause only if peers of the same model, which are not slow, do not share it; clock
+rates, link widths and power count under load only. Every rule takes the worst sample since the
+onset, for the device and its peers alike: one more sample never lowers the certainty of its rule.
 """
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
 
 from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.predictor.causes.evidence import (
     IDLE,
     Cause,
     CauseKind,
     DeviceWindow,
-    PeerComparison,
+    Rule,
     RuleResult,
     Symptoms,
-    apply_rule,
     compare_with_peers,
-    counted,
     grown,
     measured_values,
+    shown,
+    unlike,
 )
 
+CLOCK_APART = 1.10  # clocks this factor apart: the smallest slowdown worth a finding
 HOTTER_CELSIUS = 10.0
 HOT_CELSIUS = 85.0  # near the slowdown limit of present data-centre devices
-AT_LIMIT_RATIO = 0.97
-LESS_POWER = 1.05
 HOT_MEMORY_CELSIUS = 95.0  # near the limit of present HBM
 NEAR_CELSIUS = 3.0  # to the temperature at which clocks go down
+AT_LIMIT_RATIO = 0.97
+LESS_POWER = 1.05
+LESS_SPEED = 1.05
 LESS_ACTIVE = 1.25  # factor: peers this much busier than a device show that it waits
+SLOW_ANSWER_S = 0.5  # NVML takes milliseconds; its lock is held meanwhile, and launches wait
+
+_PROBABLE, _SUSPECTED = Tier.PROBABLE, Tier.SUSPECTED
+_MEMORY, _DRIVER = CauseKind.MEMORY_ERRORS, CauseKind.DRIVER
+_NVLINK, _PCIE = CauseKind.NVLINK, CauseKind.PCIE
+_RECOVERIES: Mapping[int, str] = {  # NVML_GPU_RECOVERY_ACTION; 0: none
+    1: "a reset of the device",
+    2: "a reboot of the node",
+    3: "that peers leave it",
+    4: "that it is drained and reset",
+    5: "a recovery of the IMEX domain",
+    6: "a reset of its bus",
+    7: "a reboot of the system",
+}
+XIDS: Mapping[int, tuple[CauseKind, Tier, str]] = {
+    13: (_DRIVER, _SUSPECTED, "a graphics exception, mostly of the application"),
+    31: (_DRIVER, _SUSPECTED, "a page fault, mostly of the application"),
+    43: (_DRIVER, _SUSPECTED, "a channel that stopped, mostly by the application"),
+    45: (_DRIVER, _SUSPECTED, "a channel that was cleaned up"),
+    48: (_MEMORY, _PROBABLE, "an uncorrectable memory error"),
+    61: (_DRIVER, _PROBABLE, "a microcontroller that stopped"),
+    62: (_DRIVER, _PROBABLE, "a microcontroller that halted"),
+    63: (_MEMORY, _SUSPECTED, "a memory row that was marked for replacement"),
+    64: (_MEMORY, _PROBABLE, "a memory row that could not be replaced"),
+    74: (_NVLINK, _PROBABLE, "an NVLink error"),
+    79: (CauseKind.LOST, Tier.CONFIRMED, "the device fell off its bus"),
+    92: (_MEMORY, _PROBABLE, "many corrected memory errors"),
+    94: (_MEMORY, _PROBABLE, "an uncorrectable memory error that was contained"),
+    95: (_MEMORY, _PROBABLE, "an uncorrectable memory error that was not contained"),
+    119: (_DRIVER, _PROBABLE, "a GSP that does not answer"),
+    120: (_DRIVER, _PROBABLE, "an error of the GSP"),
+}
+"""(kind of cause, highest tier, text) of each error code of the driver."""
+UNKNOWN_XID = (_DRIVER, _SUSPECTED, "see NVIDIA's catalog")
 
 
-def temperature(symptoms: Symptoms) -> RuleResult:
-    """Find a hot device. Heat alone does not slow it: SUSPECTED at most."""
-    return _heat(symptoms, "temperature", _hottest, hot=HOT_CELSIUS, own="", theirs="its peers had")
-
-
-def memory_temperature(symptoms: Symptoms) -> RuleResult:
-    """Find hot memory, which lowers its clock: SUSPECTED at most."""
-    return _heat(
-        symptoms,
-        "memory temperature",
-        _hottest_memory,
-        hot=HOT_MEMORY_CELSIUS,
-        own="its memory has ",
-        theirs="its peers'",
+def known_values(samples: Iterable[DeviceSample], field: str) -> list[Any]:
+    """Return the reported values of a field of samples, or of their `health`."""
+    return measured_values(
+        [getattr(s if hasattr(s, field) else s.health, field, None) for s in samples]
     )
 
 
-def margin(symptoms: Symptoms) -> RuleResult:
-    """Find a device within few degrees of the temperature at which its clocks are lowered."""
-
-    def causes(mine: float, _: Sequence[float], among: PeerComparison) -> Sequence[Cause]:
-        if mine > NEAR_CELSIUS:
-            return ()
-        words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
-        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
-
-    return apply_rule(
-        symptoms,
-        "temperature margin",
-        _margin,
-        is_alike=lambda peers, _: peers <= NEAR_CELSIUS,
-        causes=causes,
-    )
-
-
-def power(symptoms: Symptoms) -> RuleResult:
-    """Find a power limit below the peers' or the default, and a device that runs at its limit.
-
-    A lower limit is a setting; running at the limit is common in health.
-    """
-    subject = "power"
-    own = symptoms.device
-    limit = None if own is None else _limit(own)
-    if own is None or limit is None:
-        return RuleResult(subject=subject, is_reported=False)
-    theirs = measured_values([_limit(peer) for peer in symptoms.alike])
-    among = PeerComparison(reported=len(theirs), shared=sum(t < limit * LESS_POWER for t in theirs))
-    causes = []
-    if theirs and not among.is_refuted:
-        words = f"its power limit is {limit:.0f} W, its peers' {median(theirs):.0f} W"
-        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.PROBABLE, words=words))
-    at_limit = _compare(symptoms, _is_at_limit)
-    default = None if theirs else _default_limit(own)
-    if default is not None and limit * LESS_POWER <= default:
-        words = f"its power limit is set to {limit:.0f} W, by default it is {default:.0f} W"
-        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
-    if _is_at_limit(own) and at_limit.reported and not at_limit.is_refuted:
-        words = f"it draws all of its power limit of {limit:.0f} W ({at_limit.words})"
-        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
-    return RuleResult(subject=subject, causes=tuple(causes))
-
-
-def pcie_link(symptoms: Symptoms) -> RuleResult:
-    """Find a link that trained down: below its peers' or, without any, below its own maximum."""
-    subject = "PCIe link"
-    own = symptoms.device
+def xids(symptoms: Symptoms) -> RuleResult:
+    """Find errors that the driver reported since the onset, each code once."""
+    own = None if symptoms.device is None else _new_xids(symptoms.device)
     if own is None:
-        return RuleResult(subject=subject, is_reported=False)
+        return RuleResult(subject="Xids", is_reported=False)
+    among = compare_with_peers(map(_new_xids, symptoms.alike), bool)
     causes = []
-    is_reported = False
-    for field, name in (("pcie_width", "width x"), ("pcie_generation", "generation ")):
-        mine = _least(own, field)
-        if mine is None:
-            continue
-        is_reported = True
-        theirs = measured_values([_least(peer, field) for peer in symptoms.alike])
-        among = PeerComparison(reported=len(theirs), shared=sum(t <= mine for t in theirs))
-        if theirs and not among.is_refuted:
-            words = f"PCIe {name}{mine:.0f}, its peers {name}{median(theirs):.0f}"
-            causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.PROBABLE, words=words))
-        best = max(_healths(own, f"{field}_max"), default=None)
-        if not theirs and best is not None and mine < best:
-            words = f"PCIe {name}{mine:.0f}, it can {best:.0f}"
-            causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.SUSPECTED, words=words))
-    return RuleResult(subject=subject, is_reported=is_reported, causes=tuple(causes))
+    for code in () if among.is_refuted else dict.fromkeys(own):
+        kind, most, meaning = XIDS.get(code, UNKNOWN_XID)
+        words = f"the driver reported Xid {code}, {meaning} ({among.words})"
+        causes.append(Cause(kind=kind, sure=among.sure(most), words=words))
+    return RuleResult(subject="Xids", causes=tuple(causes))
 
 
-def pcie_replays(symptoms: Symptoms) -> RuleResult:
-    """Find packets retransmitted since the onset; a few are common in health."""
-    return _counted(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
+def _new_xids(window: DeviceWindow) -> tuple[int, ...] | None:
+    """Codes since the onset, oldest first; None: not observed. Samples hold the newest codes."""
+    healths = [s.health for s in window.since_before if s.health]
+    known = [(h.num_xids, h.xids) for h in healths if h.num_xids is not None and h.xids is not None]
+    if len(known) < 2:
+        return None
+    found: list[int] = []
+    for (before, _), (after, newest) in pairwise(known):
+        if after > before:
+            found += newest[before - after :]
+    return tuple(found)
 
 
-def ecc(symptoms: Symptoms) -> RuleResult:
-    """Find uncorrected memory errors since the onset."""
-    kind = CauseKind.MEMORY_ERRORS
-    return _counted(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
+def _most(field: str, samples: str = "during") -> Callable[[DeviceWindow], Any]:
+    return lambda window: max(known_values(getattr(window, samples), field), default=None)
 
 
-def foreign_processes(symptoms: Symptoms) -> RuleResult:
-    """Find processes on the device that are not ranks of the job.
-
-    NVML reports process IDs of the host's namespace. If no rank of the job is among them, the
-    namespaces differ, and the reading is ignored.
-    """
-
-    def causes(
-        mine: frozenset[int], _: Sequence[frozenset[int]], among: PeerComparison
-    ) -> Sequence[Cause]:
-        if not mine:
-            return ()
-        pids = ", ".join(map(str, sorted(mine)))
-        words = f"processes that are no ranks of the job use the device: {pids} ({among.words})"
-        sure = among.sure(Tier.PROBABLE)
-        return (Cause(kind=CauseKind.FOREIGN_PROCESS, sure=sure, words=words),)
-
-    return apply_rule(
-        symptoms,
-        "processes on the device",
-        _foreign_pids,
-        is_alike=lambda peers, _: bool(peers),
-        causes=causes,
-    )
+def _least(field: str, samples: str = "during") -> Callable[[DeviceWindow], Any]:
+    return lambda window: min(known_values(getattr(window, samples), field), default=None)
 
 
-def idleness(symptoms: Symptoms) -> RuleResult:
-    """Find a device that idles while its peers work: its node feeds it too slowly (a hint)."""
-
-    def causes(mine: bool, _: Sequence[bool], among: PeerComparison) -> Sequence[Cause]:
-        if not mine or not among.reported:
-            return ()
-        words = f"the device idles in between: its node feeds it too slowly ({among.words})"
-        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
-
-    return apply_rule(symptoms, "idling", _is_idle, is_alike=lambda peers, _: peers, causes=causes)
-
-
-def activity(symptoms: Symptoms) -> RuleResult:
-    """Find multiprocessors less active than the peers': they wait for the node (a hint)."""
-
-    def causes(mine: float, theirs: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
-        if not theirs:
-            return ()
-        words = f"its multiprocessors worked {mine:.0%} of the time, "
-        words += f"its peers' {median(theirs):.0%}"
-        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
-
-    return apply_rule(
-        symptoms,
-        "activity",
-        _activity,
-        is_alike=lambda peers, mine: peers < mine * LESS_ACTIVE,
-        causes=causes,
-    )
-
-
-def _heat(
-    symptoms: Symptoms,
-    subject: str,
-    degrees_of: Callable[[DeviceWindow], float | None],
-    *,
-    hot: float,
-    own: str,
-    theirs: str,
-) -> RuleResult:
-    """Return a cause if hotter than the peers or, without any, than `hot`.
-
-    `own` and `theirs` begin the two parts of the reason.
-    """
-
-    def causes(mine: float, peers: Sequence[float], _: PeerComparison) -> Sequence[Cause]:
-        if not peers and mine < hot:
-            return ()
-        against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
-        words = f"{own}{mine:.0f} degrees Celsius, {against}"
-        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
-
-    return apply_rule(
-        symptoms,
-        subject,
-        degrees_of,
-        is_alike=lambda peers, mine: peers > mine - HOTTER_CELSIUS,
-        causes=causes,
-    )
-
-
-def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: Tier) -> RuleResult:
-    return counted(symptoms, what, what, lambda window: _growth(window, field), kind, most)
-
-
-def _compare(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> PeerComparison:
-    return compare_with_peers(symptoms.alike, shares)
-
-
-def _hottest(window: DeviceWindow) -> float | None:
-    return max(measured_values([s.temperature_celsius for s in window.during]), default=None)
-
-
-def _hottest_memory(window: DeviceWindow) -> float | None:
-    return max(measured_values([s.memory_temperature_celsius for s in window.during]), default=None)
-
-
-def _margin(window: DeviceWindow) -> float | None:
-    return min(measured_values([s.margin_celsius for s in window.during]), default=None)
-
-
-def _activity(window: DeviceWindow) -> float | None:
-    return min(measured_values([s.sm_active_ratio for s in window.during]), default=None)
-
-
-def _healths(window: DeviceWindow, field: str) -> list[float]:
-    return measured_values([getattr(s.health, field, None) for s in window.during])
-
-
-def _default_limit(window: DeviceWindow) -> float | None:
-    return max(_healths(window, "power_limit_default_watts"), default=None)
-
-
-def _limit(window: DeviceWindow) -> float | None:
-    return min(measured_values([s.power_limit_watts for s in window.during]), default=None)
-
-
-def _is_at_limit(window: DeviceWindow) -> bool | None:
-    ratios = [
-        s.power_watts / s.power_limit_watts
-        for s in window.busy
-        if s.power_watts is not None and s.power_limit_watts
-    ]
-    return max(ratios) >= AT_LIMIT_RATIO if ratios else None
-
-
-def _least(window: DeviceWindow, field: str) -> float | None:
-    return min(measured_values([getattr(s, field) for s in window.busy]), default=None)
-
-
-def _growth(window: DeviceWindow, field: str) -> int | None:
+def _growth(field: str) -> Callable[[DeviceWindow], int | None]:
     """Growth of a counter since the last sample before the onset."""
-    return grown([getattr(s, field) for s in window.since_before])
+    return lambda window: grown(known_values(window.since_before, field))
 
 
-def _foreign_pids(window: DeviceWindow) -> frozenset[int] | None:
-    lists = measured_values([s.processes for s in window.during])
-    pids = frozenset(pid for each in lists for pid in each)
-    return pids - window.pids if pids & window.pids else None
+def _foreign_pids(window: DeviceWindow) -> str | None:
+    """Processes on the device that are no ranks of the job; None: not reported.
+
+    NVML reports process IDs of the host's namespace: if no rank is among them, they are ignored.
+    """
+    pids = frozenset(pid for each in known_values(window.during, "processes") for pid in each)
+    return ", ".join(map(str, sorted(pids - window.pids))) if pids & window.pids else None
 
 
-def _is_idle(window: DeviceWindow) -> bool | None:
-    reasons = measured_values([s.clock_event_reasons for s in window.during])
+def _full_limit(window: DeviceWindow) -> float | None:
+    """The power limit if the device draws all of it, else 0; None: not reported."""
+    samples = [s for s in window.busy if s.power_watts is not None and s.power_limit_watts]
+    if not samples:
+        return None
+    is_full = max((s.power_watts or 0.0) / (s.power_limit_watts or 1.0) for s in samples)
+    return _least("power_limit_watts")(window) if is_full >= AT_LIMIT_RATIO else 0.0
+
+
+def _recovery(window: DeviceWindow) -> str | None:
+    action = _most("recovery_action")(window)
+    return action and _RECOVERIES.get(action, f"action {action}")
+
+
+def _links_down(window: DeviceWindow) -> int | None:
+    healths = [s.health for s in window.during if s.health]
+    counts = [
+        h.nvlinks - h.nvlinks_up
+        for h in healths
+        if h.nvlinks is not None and h.nvlinks_up is not None
+    ]
+    return max(counts, default=None)
+
+
+def _link_gigabytes_per_s(window: DeviceWindow) -> float | None:
+    speeds = known_values(window.during, "nvlink_bytes_per_s")
+    return min(speeds) / 1e9 if speeds else None
+
+
+def _is_lost(window: DeviceWindow) -> bool | None:
+    return any(s.is_lost for s in window.during) if window.during else None
+
+
+def _idles(window: DeviceWindow) -> bool | None:
+    reasons = known_values(window.during, "clock_event_reasons")
     return any(reason & IDLE for reason in reasons) if reasons else None
+
+
+def _counter(subject: str, kind: CauseKind, most: Tier, field: str, what: str = "") -> Rule:
+    """A counter that grew since the onset; `what` it counts, if not the subject."""
+    return shown(subject, kind, most, _growth(field), f"{{mine}} new {what or subject} ({{among}})")
+
+
+def _heat(subject: str, field: str, hot: float, own: str, theirs: str) -> Rule:
+    """Heat alone does not slow a device: SUSPECTED at most."""
+    return unlike(
+        subject,
+        CauseKind.THERMAL,
+        _SUSPECTED,
+        _most(field),
+        f"{own}{{mine:.0f}} degrees Celsius, {theirs} {{usual:.0f}}",
+        is_alike=lambda usual, mine: usual > mine - HOTTER_CELSIUS,
+        usual=lambda _: hot - HOTTER_CELSIUS,
+        alone=f"{own}{{mine:.0f}} degrees Celsius, no peer to compare with",
+    )
+
+
+def _pcie_link(field: str, name: str) -> Rule:
+    """A link that trained down: below its peers' or, without any, below its own maximum."""
+    return unlike(
+        "PCIe link",
+        _PCIE,
+        _PROBABLE,
+        _least(field, "busy"),
+        f"PCIe {name}{{mine:.0f}}, its peers {name}{{usual:.0f}}",
+        is_alike=lambda usual, mine: usual <= mine,
+        usual=_most(f"{field}_max"),
+        alone=f"PCIe {name}{{mine:.0f}}, it can {{usual:.0f}}",
+    )
+
+
+def _below(factor: float) -> Callable[[float, float], bool]:
+    return lambda usual, mine: usual < mine * factor
+
+
+sm_clock = unlike(
+    "SM clock",
+    CauseKind.CLOCKS,
+    _PROBABLE,
+    _least("sm_clock_mhz", "busy"),
+    "SM clock {mine:.0f} MHz where its peers ran {usual:.0f} MHz, which would make it "
+    "x{times:.2f} slow ({among} as low)",
+    is_alike=_below(CLOCK_APART),
+    usual=_most("sm_clock_max_mhz", "busy"),
+    alone="SM clock {mine:.0f} MHz where its maximum is {usual:.0f} MHz, which would make it "
+    "x{times:.2f} slow ({among} as low)",
+)
+
+# The signal, the kind of cause, its highest tier, the reading, the words.
+FAULTS: tuple[Rule, ...] = (
+    shown("loss", CauseKind.LOST, Tier.CONFIRMED, _is_lost,
+          "the device is lost: it answers its driver no more"),
+    xids,
+    shown("processes on the device", CauseKind.FOREIGN_PROCESS, _PROBABLE, _foreign_pids,
+          "processes that are no ranks of the job use the device: {mine} ({among})"),
+)  # fmt: skip
+STATES: tuple[Rule, ...] = (
+    _counter("uncorrected ECC errors", _MEMORY, _PROBABLE, "ecc_uncorrected"),
+    sm_clock,
+    unlike("application clock", CauseKind.CLOCKS, _PROBABLE, _least("sm_clock_set_mhz"),
+           "its application clock is set to {mine:.0f} MHz, its peers' to {usual:.0f}",
+           is_alike=_below(CLOCK_APART)),
+    _pcie_link("pcie_width", "width x"),
+    _pcie_link("pcie_generation", "generation "),
+    unlike("power", CauseKind.POWER, _PROBABLE, _least("power_limit_watts"),
+           "its power limit is {mine:.0f} W, its peers' {usual:.0f} W",
+           is_alike=_below(LESS_POWER), usual=_most("power_limit_default_watts"),
+           alone="its power limit is set to {mine:.0f} W, by default it is {usual:.0f} W"),
+    shown("power", CauseKind.POWER, _SUSPECTED, _full_limit,
+          "it draws all of its power limit of {mine:.0f} W ({among})", needs_peers=True),
+    shown("NVLinks", _NVLINK, _PROBABLE, _links_down, "{mine} of its NVLinks are down ({among})"),
+    unlike("NVLinks", _NVLINK, _PROBABLE, _link_gigabytes_per_s,
+           "its NVLinks add up to {mine:.0f} GB/s, those of its peers to {usual:.0f}",
+           is_alike=_below(LESS_SPEED)),
+    shown("row remapping", _MEMORY, _PROBABLE, _most("has_remap_failed"),
+          "a damaged row of its memory could not be replaced ({among})"),
+    shown("row remapping", _MEMORY, _SUSPECTED, _most("is_remap_pending"),
+          "damaged rows of its memory wait for a reset ({among})"),
+    shown("recovery action", _DRIVER, _PROBABLE, _recovery,
+          "the driver asks for {mine} ({among})"),
+)  # fmt: skip
+SIGNS: tuple[Rule, ...] = (
+    _counter("PCIe replays", _PCIE, _SUSPECTED, "pcie_replays"),
+    _counter("PCIe errors", _PCIE, _PROBABLE, "pcie_fatal_errors", "uncorrected PCIe errors"),
+    _counter("PCIe errors", _PCIE, _SUSPECTED, "pcie_errors", "corrected PCIe errors"),
+    _counter("PCIe errors", _PCIE, _SUSPECTED, "pcie_recoveries", "PCIe recoveries"),
+    _counter("NVLink errors", _NVLINK, _SUSPECTED, "nvlink_errors", "damaged NVLink packets"),
+    _counter("NVLink errors", _NVLINK, _SUSPECTED, "nvlink_replays", "NVLink replays"),
+    _counter("NVLink errors", _NVLINK, _SUSPECTED, "nvlink_recoveries", "NVLink recoveries"),
+    _counter("corrected ECC", _MEMORY, _SUSPECTED, "ecc_corrected", "corrected ECC errors"),
+    shown("driver's answers", _DRIVER, _SUSPECTED, _most("answer_s"),
+          "its driver took {mine:.1f} s to answer ({among})",
+          is_bad=lambda longest_s: longest_s >= SLOW_ANSWER_S),
+    _heat("temperature", "temperature_celsius", HOT_CELSIUS, "", "its peers had"),
+    _heat("memory temperature", "memory_temperature_celsius", HOT_MEMORY_CELSIUS,
+          "its memory has ", "its peers'"),
+    shown("temperature margin", CauseKind.THERMAL, _SUSPECTED, _least("margin_celsius"),
+          "{mine:.0f} degrees below the temperature at which it slows down ({among})",
+          is_bad=lambda margin: margin <= NEAR_CELSIUS),
+    unlike("activity", CauseKind.STARVED, _SUSPECTED, _least("sm_active_ratio"),
+           "its multiprocessors worked {mine:.0%} of the time, its peers' {usual:.0%}",
+           is_alike=_below(LESS_ACTIVE)),
+    shown("idling", CauseKind.STARVED, _SUSPECTED, _idles,
+          "the device idles in between: its node feeds it too slowly ({among})",
+          needs_peers=True),
+)  # fmt: skip

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Generic, TypeVar
+from statistics import median
+from typing import Any, Generic, TypeVar
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
@@ -61,6 +62,11 @@ class RuleResult:
     subject: str
     is_reported: bool = True
     causes: tuple[Cause, ...] = ()
+
+
+def found(subject: str, kind: CauseKind, sure: Tier, words: str) -> RuleResult:
+    """Return the result of a rule that found one cause."""
+    return RuleResult(subject=subject, causes=(Cause(kind=kind, sure=sure, words=words),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +151,9 @@ class Symptoms:
         return tuple(peer for peer in self.peers if peer.model == own)
 
 
+Rule = Callable[[Symptoms], RuleResult]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerComparison:
     """Number of peers that report a reading, and how many of them share the slow rank's value."""
@@ -168,56 +177,82 @@ class PeerComparison:
         return most if self.reported else lower(most)
 
 
-def compare_with_peers(peers: Sequence[T], shares: Callable[[T], bool | None]) -> PeerComparison:
-    """Count peers that share a reading; `shares` returns None for a peer that did not report it."""
-    answers = [answer for peer in peers if (answer := shares(peer)) is not None]
+def compare_with_peers(theirs: Iterable[T | None], shares: Callable[[T], bool]) -> PeerComparison:
+    """Count the peers' readings, None if not reported, and those that share the slow rank's."""
+    answers = [shares(one) for one in theirs if one is not None]
     return PeerComparison(reported=len(answers), shared=sum(answers))
 
 
-def apply_rule(
-    symptoms: Symptoms,
+def shown(
     subject: str,
-    reading: Callable[[DeviceWindow], T | None],
-    *,
-    is_alike: Callable[[T, T], bool],
-    causes: Callable[[T, Sequence[T], PeerComparison], Sequence[Cause]],
-) -> RuleResult:
-    """Compare one reading of the device with its peers'.
-
-    Args:
-        symptoms: of the slow rank.
-        subject: name of the signal.
-        reading: returns the reading of a device, None if not reported.
-        is_alike: (a peer's reading, the slow device's) -> whether the healthy peer shares it.
-        causes: called with the device's reading, the peers' readings and their comparison, unless
-            the peers refute it.
-    """
-    own = None if symptoms.device is None else reading(symptoms.device)
-    if own is None:
-        return RuleResult(subject=subject, is_reported=False)
-    theirs = measured_values([reading(peer) for peer in symptoms.alike])
-    among = compare_with_peers(theirs, lambda one: is_alike(one, own))
-    found = () if among.is_refuted else tuple(causes(own, theirs, among))
-    return RuleResult(subject=subject, causes=found)
-
-
-def counted(
-    symptoms: Symptoms,
-    subject: str,
-    what: str,
-    growth: Callable[[DeviceWindow], int | None],
     kind: CauseKind,
     most: Tier,
-) -> RuleResult:
-    """Find growth of a device counter since the onset that its peers do not show."""
+    read: Callable[[DeviceWindow], Any],
+    words: str,
+    *,
+    is_bad: Callable[[Any], bool] = bool,
+    needs_peers: bool = False,
+) -> Rule:
+    """Make a rule: what a device shows is a cause unless half of its peers show it, too.
 
-    def causes(mine: int, _: Sequence[int], among: PeerComparison) -> Sequence[Cause]:
-        if mine <= 0:
-            return ()
-        words = f"{mine} new {what} ({among.words})"
-        return (Cause(kind=kind, sure=among.sure(most), words=words),)
+    Args:
+        subject: name of the signal; several rules may share one.
+        kind: of the cause.
+        most: its highest tier.
+        read: returns the reading of a device; None: not reported.
+        words: of the cause, with fields `mine` (the reading) and `among` (how many peers).
+        is_bad: whether a reading is a cause.
+        needs_peers: whether it is no cause without a peer to compare with.
+    """
 
-    return apply_rule(symptoms, subject, growth, is_alike=lambda peers, _: peers > 0, causes=causes)
+    def rule(symptoms: Symptoms) -> RuleResult:
+        own = None if symptoms.device is None else read(symptoms.device)
+        if own is None:
+            return RuleResult(subject=subject, is_reported=False)
+        among = compare_with_peers(map(read, symptoms.alike), is_bad)
+        if not is_bad(own) or among.is_refuted or (needs_peers and not among.reported):
+            return RuleResult(subject=subject)
+        return found(subject, kind, among.sure(most), words.format(mine=own, among=among.words))
+
+    return rule
+
+
+def unlike(
+    subject: str,
+    kind: CauseKind,
+    most: Tier,
+    read: Callable[[DeviceWindow], float | None],
+    words: str,
+    *,
+    is_alike: Callable[[float, float], bool],
+    usual: Callable[[DeviceWindow], float | None] = lambda _: None,
+    alone: str = "",
+) -> Rule:
+    """Make a rule: a reading is a cause if it is unlike most peers', or unlike what is usual.
+
+    Args:
+        subject, kind, most, read, words: as in `shown`; fields of `words` are also `usual` (the
+            peers' median) and `times` (usual / mine).
+        is_alike: (usual or a peer's reading, the device's) -> whether they are alike.
+        usual: returns the reading to compare with if there is no peer; None: none.
+        alone: the words without a peer.
+    """
+
+    def rule(symptoms: Symptoms) -> RuleResult:
+        own = None if symptoms.device is None else read(symptoms.device)
+        if symptoms.device is None or own is None:
+            return RuleResult(subject=subject, is_reported=False)
+        theirs = measured_values([read(peer) for peer in symptoms.alike])
+        among = compare_with_peers(theirs, lambda one: is_alike(one, own))
+        middle = median(theirs) if theirs else usual(symptoms.device)
+        if middle is None or among.is_refuted or (not theirs and is_alike(middle, own)):
+            return RuleResult(subject=subject)
+        text = (words if theirs else alone).format(
+            mine=own, usual=middle, times=middle / max(own, 1.0), among=among.words
+        )
+        return found(subject, kind, among.sure(most), text)
+
+    return rule
 
 
 def lower(tier: Tier) -> Tier:

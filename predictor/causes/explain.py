@@ -1,51 +1,23 @@
 """Applies all rules to a slow rank and orders the causes by certainty.
 
-Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. If no rule finds a cause, the
+Rules: `clocks.py`, `devices.py`, `hosts.py`. If no rule finds a cause, the
 result lists the readings that equalled the peers' and those not reported.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.causes import clocks, device_errors, devices, hosts
-from pacekeeper.predictor.causes.evidence import Cause, CauseKind, RuleResult, Symptoms
-
-Rule = Callable[[Symptoms], RuleResult]
+from pacekeeper.predictor.causes import clocks, devices, hosts
+from pacekeeper.predictor.causes.evidence import Cause, CauseKind, Rule, RuleResult, Symptoms
 
 RULES: tuple[Rule, ...] = (
-    device_errors.lost,
-    device_errors.xids,
-    devices.foreign_processes,
+    *devices.FAULTS,
     clocks.held_time,
     clocks.clock_events,
-    devices.ecc,
-    clocks.sm_clock,
-    clocks.clock_setting,
-    devices.pcie_link,
-    devices.power,
-    device_errors.nvlink,
-    device_errors.rows,
-    device_errors.recovery,
-    hosts.stall,
-    hosts.run_queue,
-    hosts.memory_pressure,
-    hosts.swapping,
-    hosts.io_pressure,
-    hosts.cpu_pressure,
-    hosts.memory_left,
-    hosts.host_load,
-    hosts.network,
-    hosts.fabric,
-    devices.pcie_replays,
-    device_errors.pcie_errors,
-    device_errors.nvlink_errors,
-    device_errors.ecc_corrected,
-    device_errors.slow_driver,
-    devices.temperature,
-    devices.memory_temperature,
-    devices.margin,
-    devices.activity,
-    devices.idleness,
+    *devices.STATES,
+    *hosts.THREAD,
+    *hosts.NODE,
+    *devices.SIGNS,
 )
 _ORDER = {Tier.CONFIRMED: 0, Tier.PROBABLE: 1, Tier.SUSPECTED: 2}
 MOST_TOLD = 3  # causes in one line
@@ -102,6 +74,9 @@ def _no_cause(symptoms: Symptoms, results: Sequence[RuleResult]) -> Cause:
         missing.append("no device samples")
     if symptoms.host is None or not symptoms.host.during:
         missing.append("no host samples")
+    is_reported: dict[str, bool] = {}
+    for result in results:
+        is_reported[result.subject] = is_reported.get(result.subject, False) or result.is_reported
     thread = symptoms.thread
     if thread is None or (thread.run_queue_s is None and thread.stall_s is None):
         missing.append("no thread times")
@@ -109,6 +84,6 @@ def _no_cause(symptoms: Symptoms, results: Sequence[RuleResult]) -> Cause:
         kind=CauseKind.UNKNOWN,
         sure=Tier.SUSPECTED,
         words=f"nothing seen: {', '.join(missing)}" if missing else "nothing seen",
-        not_seen=tuple(result.subject for result in results if not result.is_reported),
-        normal=tuple(result.subject for result in results if result.is_reported),
+        not_seen=tuple(subject for subject, is_there in is_reported.items() if not is_there),
+        normal=tuple(subject for subject, is_there in is_reported.items() if is_there),
     )
