@@ -14,6 +14,7 @@ from math import ceil, exp, floor, log, sqrt
 from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 
 TOLERATED = 0.05  # part of the groups that see a slow place and may be measured as healthy
+MOST_FOR_PAIRS = 16  # ranks: which pair slowed a larger group is not asked
 FEWEST_FOR_ORDER = 6  # values of which two in the middle are an interval of 95 %
 
 
@@ -116,7 +117,7 @@ def places_of(
         return
     for rank in group:
         yield LinkPlace(kind=PlaceKind.PORT, ranks=(rank,), nodes=(node_of[rank],))
-    for pair in combinations(sorted(group), 2):
+    for pair in combinations(sorted(group), 2) if len(group) <= MOST_FOR_PAIRS else ():
         between = tuple(sorted({node_of[rank] for rank in pair}))
         yield LinkPlace(kind=PlaceKind.PAIR, ranks=pair, nodes=between)
     own = sorted({node_of[rank] for rank in group})

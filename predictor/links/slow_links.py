@@ -7,9 +7,7 @@ uplink.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import median
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,105 +16,13 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.detector.state import Evidence, Judgement
 from pacekeeper.predictor.detector.update import update_evidence
-from pacekeeper.predictor.recorded.collective_stragglers import MIN_SLOWDOWN, MIN_STEPS
 
+MIN_STEPS = 4
+MIN_SLOWDOWN = 1.2
 WARMUP_STEPS = 12  # that show how transfers vary
 SIGMA_FLOOR = 0.015
 ALIKE = 1.15  # slowdowns of one cause differ by this factor at most
 RECOVERED = 1.10  # of a transfer's usual time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Location of one fault. `node` is empty unless all its ranks, two or more, share the fault."""
-
-    kind: FindingKind
-    ranks: tuple[int, ...]
-    node: str
-    slowdown: float
-    reason: str
-
-
-def localise(
-    ratios: Mapping[int, float], node_of: Mapping[int, str], *, min_slowdown: float = 1.10
-) -> tuple[Place, ...]:
-    """Group slow ranks by cause, the worst first.
-
-    If all ranks of a node are equally slow while other nodes have healthy ones, the host is named.
-    If more than half of all ranks on two nodes or more are equally slow, a shared component is.
-    Otherwise each rank is named by itself.
-
-    Args:
-        ratios: observed / expected of each rank, not relative to its peers.
-        node_of: the node of each of these ranks.
-        min_slowdown: ratio from which a rank is slow.
-
-    Raises:
-        ValueError: a rank has no node.
-    """
-    homeless = sorted(set(ratios) - set(node_of))
-    if homeless:
-        raise ValueError(f"ranks {homeless} have no node")
-    slow = {rank: ratio for rank, ratio in ratios.items() if ratio >= min_slowdown}
-    if not slow:
-        return ()
-    nodes: dict[str, list[int]] = {}
-    for rank in sorted(ratios):
-        nodes.setdefault(node_of[rank], []).append(rank)
-    struck = {name for name, ranks in nodes.items() if any(rank in slow for rank in ranks)}
-    if len(nodes) > 1 and len(struck) > 1 and 2 * len(slow) > len(ratios) and _are_alike(slow):
-        return (_everybody(slow, len(ratios), len(struck)),)
-    places = []
-    for name in sorted(struck):
-        own = {rank: slow[rank] for rank in nodes[name] if rank in slow}
-        whole = len(own) == len(nodes[name]) > 1 and len(nodes) > 1
-        places += [_host(name, own)] if whole and _are_alike(own) else _devices(name, own)
-    return tuple(sorted(places, key=lambda place: (-place.slowdown, place.ranks)))
-
-
-def _are_alike(slow: Mapping[int, float]) -> bool:
-    return max(slow.values()) <= min(slow.values()) * ALIKE
-
-
-def _typical(slow: Mapping[int, float]) -> float:
-    return exp(median(log(ratio) for ratio in slow.values()))
-
-
-def _everybody(slow: Mapping[int, float], num_ranks: int, num_nodes: int) -> Place:
-    slowdown = _typical(slow)
-    return Place(
-        kind=FindingKind.HOST,
-        ranks=tuple(sorted(slow)),
-        node="",
-        slowdown=slowdown,
-        reason=f"{len(slow)} of {num_ranks} ranks on {num_nodes} nodes are x{slowdown:.2f} slow "
-        "alike: something they share, not a device or a host",
-    )
-
-
-def _host(node: str, own: Mapping[int, float]) -> Place:
-    slowdown = _typical(own)
-    return Place(
-        kind=FindingKind.HOST,
-        ranks=tuple(sorted(own)),
-        node=node,
-        slowdown=slowdown,
-        reason=f"all {len(own)} ranks of node {node} are x{slowdown:.2f} slow alike, other nodes "
-        "have healthy ranks",
-    )
-
-
-def _devices(node: str, own: Mapping[int, float]) -> list[Place]:
-    return [
-        Place(
-            kind=FindingKind.DEVICE,
-            ranks=(rank,),
-            node="",
-            slowdown=slowdown,
-            reason=f"rank {rank} on node {node} is x{slowdown:.2f} slow, unlike its neighbours",
-        )
-        for rank, slowdown in sorted(own.items())
-    ]
 
 
 def transfer_sample(
@@ -202,25 +108,24 @@ def _of_link(
     assert rank is not None, "the charts are of ranks"
     at = sample.ranks.index(rank)
     moved_mb = sample.features[at, FEATURES.index("tokens")] * 1e-6
-    alike = [
-        other
-        for other, ratio in ratios.items()
-        if ratio > 1.0 and max(ratio, ratios[rank]) <= ALIKE * min(ratio, ratios[rank])
-    ]
-    (place,) = (
-        place
-        for place in localise(ratios, {r: node_of[r] for r in ratios}, min_slowdown=MIN_SLOWDOWN)
-        if rank in place.ranks
-    )
-    where = "its link" if not place.node else f"the link of node {place.node}"
-    if len(alike) == 2 and not place.node:
-        where = f"the link between ranks {alike[0]} and {alike[1]}, or one of each"
     return replace(
         finding,
         kind=FindingKind.LINK,
         reason=(
             f"transfers of rank {rank} took x{finding.slowdown:.2f} of what {moved_mb:.2f} MB "
             f"should since step {finding.onset_step}, {sample.observed_s[at] * 1e3:.1f} ms in step "
-            f"{finding.step}: {where}; {place.reason}"
+            f"{finding.step}: {_where(rank, ratios, node_of)}"
         ),
     )
+
+
+def _where(rank: int, ratios: Mapping[int, float], node_of: Mapping[int, str]) -> str:
+    """Name the link that ranks as slow as this one share: of their node, or between two."""
+    own, node = ratios[rank], node_of[rank]
+    alike = [r for r, ratio in ratios.items() if own / ALIKE <= ratio <= own * ALIKE]
+    mates = [r for r in ratios if node_of[r] == node]
+    if 1 < len(mates) < len(ratios) and set(mates) <= set(alike):
+        return f"the link of node {node}, whose {len(mates)} ranks are slow alike"
+    if len(alike) == 2:
+        return f"the link between ranks {alike[0]} and {alike[1]}, or one of each"
+    return f"its link, on node {node}"

@@ -2,26 +2,27 @@
 
 A transfer's time counts from the latest start in its group, so that it contains no waiting. One
 slow group shows only that one of its links is slow; the slow and the healthy groups together locate
-the rank or node (group tomography; a healthy group clears its members).
+the place (`links/places.py`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.incidents.link_places import PlaceKind
 from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.links.places import GroupReading, find_slow_places
+from pacekeeper.predictor.links.slow_links import MIN_SLOWDOWN, MIN_STEPS
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import Trace, TransferTable, WaitTable
 from pacekeeper.predictor.stats import change_points
 from pacekeeper.predictor.stats.peers import medians_without_one
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
-MIN_STEPS = 4
 MIN_PEER_GROUPS = 3  # of one size, to distinguish a slow group from a busy fabric
-MIN_SLOWDOWN = 1.2
 LEAST_SIGMA = 0.01
 OUTLYING = 6.0  # standard errors: groups are many, their noise is not normal
 PENALTY = 12.0  # of a change of level, in squared sigmas
@@ -62,14 +63,13 @@ def link_faults(trace: Trace) -> tuple[Anomaly, ...]:
     if len(steps) < MIN_STEPS:
         return ()
     slow = [s for group in range(residual.shape[1]) for s in _stretches(residual[:, group], group)]
-    anomalies = []
+    seen = set(np.flatnonzero(np.isfinite(residual).any(axis=0)).tolist())
+    anomalies: list[Anomaly] = []
     while slow:
         first = max(slow, key=lambda s: s.log_slowdown)
         together = [s for s in slow if s.begin < first.end and first.begin < s.end]
         slow = [s for s in slow if s not in together]
-        seen = {g for g in range(residual.shape[1]) if np.isfinite(residual[:, g]).any()}
-        healthy = seen - {s.group for s in together}
-        anomalies.append(_anomaly(trace, steps, together, healthy))
+        anomalies += _anomalies(trace, steps, together, seen - {s.group for s in together})
     return tuple(sorted(anomalies, key=lambda t: -t.slowdown))
 
 
@@ -125,56 +125,42 @@ def _stretches(series: Array, group: int) -> list[SlowGroup]:
     return slow
 
 
-def _anomaly(
+def _anomalies(
     trace: Trace, steps: Positions, together: Sequence[SlowGroup], healthy: Collection[int]
-) -> Anomaly:
-    worst = max(together, key=lambda s: s.log_slowdown)
+) -> Iterator[Anomaly]:
+    """Yield one anomaly for each place that explains slow groups, and for what none explains."""
+    slowdown_of = {s.group: exp(s.log_slowdown) for s in sorted(together, key=_height)}
+    readings = [
+        GroupReading(ranks=trace.groups[group], slowdown=slowdown_of.get(group, 1.0))
+        for group in (*slowdown_of, *healthy)
+    ]
+    node_of = {worker.rank: worker.node for worker in trace.workers}
+    known = [one for one in readings if node_of.keys() >= set(one.ranks)]
+    places, _ = find_slow_places(known, node_of, slow_from=MIN_SLOWDOWN)
+    margin = exp(1.96 * max(s.error for s in together))
     begin, end = min(s.begin for s in together), max(s.end for s in together)
-    rank, words = _locate(trace, {s.group for s in together}, healthy)
-    margin = 1.96 * worst.error
-    slowdown = exp(worst.log_slowdown)
-    return Anomaly(
-        kind=AnomalyKind.LINK,
-        rank=rank,
-        stage=next((w.stage for w in trace.workers if w.rank == rank), None),
-        slowdown=slowdown,
-        low=exp(worst.log_slowdown - margin),
-        high=exp(worst.log_slowdown + margin),
-        first_step=int(steps[begin]),
-        last_step=None if end >= len(steps) else int(steps[end - 1]),
-        tier=Tier.PROBABLE if len(together) > 1 or rank is not None else Tier.SUSPECTED,
-        reason=f"transfers of {len(together)} groups take x{slowdown:.2f} of their usual time: "
-        + words,
-    )
+    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slowdown_of)[:4])
+    told = [(p.place, p.slowdown, p.low, p.high, p.num_groups) for p in places]
+    worst = max(slowdown_of.values())
+    for place, slowdown, low, high, count in told or [(None, worst, worst, worst, len(together))]:
+        rank = place.ranks[0] if place is not None and place.kind is PlaceKind.PORT else None
+        where = place or f"groups {names} alone do not tell which link it is"
+        yield Anomaly(
+            kind=AnomalyKind.LINK,
+            rank=rank,
+            stage=_stage_of(trace, rank),
+            slowdown=slowdown,
+            low=low / margin,
+            high=high * margin,
+            first_step=int(steps[begin]),
+            last_step=None if end >= len(steps) else int(steps[end - 1]),
+            tier=Tier.PROBABLE if place is not None and count > 1 else Tier.SUSPECTED,
+            reason=f"transfers of {count} groups take x{slowdown:.2f} of their usual time: {where}",
+        )
 
 
-def _locate(
-    trace: Trace, slow: Collection[int], healthy: Collection[int]
-) -> tuple[int | None, str]:
-    """Return the rank common to all slow groups and to no healthy one, with an explanation.
-
-    The rank is None if the slow groups have only a node in common, or nothing.
-    """
-    members = [set(trace.groups[group]) for group in slow]
-    cleared = set().union(*(trace.groups[group] for group in healthy)) if healthy else set()
-    shared = set.intersection(*members)
-    suspects = sorted(shared - cleared)
-    if len(suspects) == 1 and (len(members) > 1 or len(members[0]) > 1):
-        return suspects[0], f"all share rank {suspects[0]}, and no healthy group has it"
-    node_of: Mapping[int, str] = {worker.rank: worker.node for worker in trace.workers}
-    nodes = [{node_of.get(rank, "") for rank in group} - {""} for group in members]
-    common = set.intersection(*nodes) if nodes else set()
-    inside = {
-        node
-        for group in healthy
-        for node in {node_of.get(rank, "") for rank in trace.groups[group]}
-        if len({node_of.get(rank, "") for rank in trace.groups[group]}) > 1
-    }
-    left = sorted(common - inside)
-    if len(left) == 1:
-        return None, f"all of them cross node {left[0]}, and no healthy group leaves it"
-    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slow)[:4])
-    return None, f"groups {names} alone do not tell which link it is"
+def _height(group: SlowGroup) -> float:
+    return group.log_slowdown
 
 
 def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
@@ -271,7 +257,7 @@ def _compute_matrix(trace: Trace, steps: Positions, ranks: Positions) -> Array:
     return compute_s
 
 
-def _stage_of(trace: Trace, rank: int) -> int | None:
+def _stage_of(trace: Trace, rank: int | None) -> int | None:
     return next((worker.stage for worker in trace.workers if worker.rank == rank), None)
 
 
