@@ -16,7 +16,7 @@ from pacekeeper.core.incidents.link_places import PlaceKind
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.links.places import GroupReading, find_slow_places
 from pacekeeper.predictor.links.slow_links import MIN_SLOWDOWN, MIN_STEPS
-from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import Trace, TransferTable, WaitTable
 from pacekeeper.predictor.stats import change_points
 from pacekeeper.predictor.stats.peers import medians_without_one
@@ -137,7 +137,7 @@ def _anomalies(
     node_of = {worker.rank: worker.node for worker in trace.workers}
     known = [one for one in readings if node_of.keys() >= set(one.ranks)]
     places, _ = find_slow_places(known, node_of, slow_from=MIN_SLOWDOWN)
-    margin = exp(1.96 * max(s.error for s in together))
+    margin = exp(TWO_SIDED * max(s.error for s in together))
     begin, end = min(s.begin for s in together), max(s.end for s in together)
     names = ", ".join(str(list(trace.groups[group])) for group in sorted(slowdown_of)[:4])
     told = [(p.place, p.slowdown, p.low, p.high, p.num_groups) for p in places]
@@ -188,7 +188,7 @@ def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
         typical_s = float(np.median(late_s[:, column]))
         kind = AnomalyKind.COMPUTE if excess_s >= EXPLAINED * typical_s else AnomalyKind.HOST
         spread = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
-        margin = 1.96 * spread / np.sqrt(len(ratio))
+        margin = TWO_SIDED * spread / np.sqrt(len(ratio))
         first = int(steps[np.flatnonzero(is_late[:, column])[0]])
         anomalies.append(
             Anomaly(

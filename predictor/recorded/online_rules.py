@@ -4,28 +4,21 @@ The onset is the end of the step before the first slow one, on each node's own c
 jobs, samples count from a minute before the onset to a minute and a half after it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import describe_cause
+from pacekeeper.core.incidents.findings import Finding, describe_cause
 from pacekeeper.predictor.causes.evidence import NodeWindow, Seat, ThreadTime, peers_of, symptoms_of
 from pacekeeper.predictor.causes.explain import examined_signals, explain, in_words
-from pacekeeper.predictor.cost.features import Flags, StepSample
-from pacekeeper.predictor.cost.model import log_ratios
+from pacekeeper.predictor.cost.features import Flags, Positions
 from pacekeeper.predictor.detector.input_stall import Inputs, update_inputs
-from pacekeeper.predictor.detector.state import Evidence, Judgement, begin, model_of, sigma_of
+from pacekeeper.predictor.detector.state import Evidence, Judgement, begin, sigma_of
 from pacekeeper.predictor.links.slow_links import transfer_sample, update_links
-from pacekeeper.predictor.recorded.anomalies import (
-    Anomaly,
-    AnomalyKind,
-    Episode,
-    anomaly_of,
-    episodes_of,
-    steps_of,
-)
+from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import (
     NodeSamples,
     OwnInputTable,
@@ -33,9 +26,11 @@ from pacekeeper.predictor.recorded.trace import (
     ThreadTable,
     Trace,
 )
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
 
 BEFORE_S = 60.0
 LOOK_AGAIN_S = 90.0  # after the onset
+STILL_SLOW = 0.5  # of a slowdown: steps below are counted as recovered
 
 
 def with_causes(trace: Trace, anomalies: Sequence[Anomaly]) -> tuple[Anomaly, ...]:
@@ -152,25 +147,10 @@ def slow_inputs(trace: Trace) -> tuple[Anomaly, ...]:
     table = trace.own_inputs
     if table is None:
         return ()
-    config = DetectorConfig()
-    inputs, judgements = _run_input_detector(config, trace, table)
-    episodes = episodes_of(judgements)
-    if not episodes:
-        return ()
-    stage_of = {worker.rank: worker.stage for worker in trace.workers}
-    sigma = sigma_of(config, inputs.evidence)
-    for episode in episodes:
-        _record_input_ratios(episode, judgements)
-    return tuple(anomaly_of(one, AnomalyKind.HOST, stage_of, sigma) for one in episodes)
-
-
-def _run_input_detector(
-    config: DetectorConfig, trace: Trace, table: OwnInputTable
-) -> tuple[Inputs, list[Judgement]]:
     inputs, judgements = Inputs(), list[Judgement]()
-    for step, rows in steps_of(table):
+    for step, rows in _steps_of(table):
         inputs, judgement = update_inputs(
-            config,
+            DetectorConfig(),
             inputs,
             step=step,
             generation=trace.generation_at(step),
@@ -180,32 +160,7 @@ def _run_input_detector(
         )
         if judgement is not None:
             judgements.append(judgement)
-    return inputs, judgements
-
-
-def _record_input_ratios(episode: Episode, judgements: list[Judgement]) -> None:
-    """Record the log ratios of an episode's steps.
-
-    For a rank: the step time implied by its wait over that implied by the others' median wait. For
-    all ranks together: the median over its level before the onset.
-    """
-    rank, before = episode.finding.rank, [0.0]
-    for judgement in judgements:
-        waits = np.log(judgement.observed_s)
-        if rank is None:
-            level = float(np.median(waits))
-            if judgement.step < episode.finding.onset_step:
-                before.append(level)
-                continue
-            ratio = level - float(np.median(before[1:] or before))
-        elif rank in judgement.ranks:
-            at = judgement.ranks.index(rank)
-            ratio = float(waits[at] - np.median(np.delete(waits, at))) if len(waits) > 1 else 0.0
-        else:
-            continue
-        if episode.holds(judgement.step):
-            episode.steps.append(judgement.step)
-            episode.ratios.append(ratio)
+    return _anomalies(trace, AnomalyKind.HOST, judgements, inputs.evidence)
 
 
 def slow_links(trace: Trace) -> tuple[Anomaly, ...]:
@@ -213,68 +168,95 @@ def slow_links(trace: Trace) -> tuple[Anomaly, ...]:
 
     As in live jobs, a step in which a rank does not report its transfers is skipped.
     """
-    config = DetectorConfig()
     table = trace.own_transfers
     if table is None:
         return ()
     node_of = {worker.rank: worker.node for worker in trace.workers}
-    evidence, episodes = _run_link_detector(config, trace, table, node_of)
-    if not episodes:
-        return ()
-    _record_link_ratios(evidence, _transfer_samples(trace, table), episodes)
-    stage_of = {worker.rank: worker.stage for worker in trace.workers}
-    sigma = sigma_of(config, evidence)
-    return tuple(anomaly_of(episode, AnomalyKind.LINK, stage_of, sigma) for episode in episodes)
-
-
-def _run_link_detector(
-    config: DetectorConfig, trace: Trace, table: OwnTransferTable, node_of: Mapping[int, str]
-) -> tuple[Evidence, list[Episode]]:
     evidence, judgements = begin(), list[Judgement]()
-    for sample in _transfer_samples(trace, table):
-        evidence, judgement = update_links(config, evidence, sample, node_of)
-        judgements.append(judgement)
-    return evidence, episodes_of(judgements)
-
-
-def _transfer_samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
-    """Yield the transfers of the steps in which all ranks that finished them reported theirs."""
-    for step, rows in steps_of(table):
+    for step, rows in _steps_of(table):
+        ranks = table.rank[rows].tolist()
         sample = transfer_sample(
-            step,
-            trace.generation_at(step),
-            table.rank[rows].tolist(),
-            table.transfer_s[rows],
-            table.num_bytes[rows],
+            step, trace.generation_at(step), ranks, table.transfer_s[rows], table.num_bytes[rows]
         )
         if sample is not None:
-            yield sample
+            evidence, judgement = update_links(DetectorConfig(), evidence, sample, node_of)
+            judgements.append(judgement)
+    return _anomalies(trace, AnomalyKind.LINK, judgements, evidence)
 
 
-def _record_link_ratios(
-    evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[Episode]
-) -> None:
-    """Record the log ratios of the episodes' steps.
+def _steps_of(table: OwnInputTable | OwnTransferTable) -> Iterator[tuple[int, Positions]]:
+    """Yield each step of the table with the positions of its rows; steps and ranks ascend."""
+    order = np.lexsort((table.rank, table.step))
+    steps, first = np.unique(table.step[order], return_index=True)
+    yield from zip(steps.tolist(), np.split(order, first[1:]), strict=True)
 
-    For a rank: relative to its healthy peers. For all ranks together: relative to their healthy
-    level.
+
+def _anomalies(
+    trace: Trace, kind: AnomalyKind, judgements: Sequence[Judgement], evidence: Evidence
+) -> tuple[Anomaly, ...]:
+    """Return the anomalies of the findings in these judgements, in order of detection."""
+    found, ends, at = list[Finding](), dict[int, int](), dict[int | None, int]()
+    for judgement in judgements:
+        common = judgement.common
+        for finding in (*judgement.findings, *([common.found] if common.found else [])):
+            at[finding.rank] = len(found)
+            found.append(finding)
+        for rank in (*judgement.recovered, *([None] if common.is_over else [])):
+            ends[at.pop(rank)] = judgement.step
+    if not found:
+        return ()
+    sigma = sigma_of(DetectorConfig(), evidence)
+    stages: dict[int | None, int] = {worker.rank: worker.stage for worker in trace.workers}
+    measured = [_measured(one, ends.get(i), judgements, sigma) for i, one in enumerate(found)]
+    return tuple(replace(one, kind=kind, stage=stages.get(one.rank)) for one in measured)
+
+
+def _measured(
+    finding: Finding, closed_step: int | None, judgements: Sequence[Judgement], sigma: float
+) -> Anomaly:
+    """Return the anomaly of a finding, with the median slowdown of its steps.
+
+    The slowdown is relative to the level before the onset: of the rank beside the median of the
+    others, or of the median of all ranks. Steps at the end in which it had recovered, but the
+    detector had not closed it yet, are left out.
+
+    Args:
+        finding: as opened.
+        closed_step: the step at which the detector closed it; None: open at the end.
+        judgements: of all steps.
+        sigma: standard deviation of the log ratio of one step.
     """
-    model, charts = model_of(evidence), evidence.charts
-    own_pace = dict(zip(charts.ranks, charts.baseline.tolist(), strict=True))
-    for sample in samples:
-        held = [episode for episode in episodes if episode.holds(sample.step)]
-        if not held:
+    rank, before, steps, levels = finding.rank, list[float](), list[int](), list[float]()
+    for judgement in judgements:
+        if not judgement.expected_s or not (rank is None or rank in judgement.ranks):
             continue
-        slow = {episode.finding.rank for episode in held if episode.finding.rank is not None}
-        ratios = log_ratios(model, sample, slow)
-        for episode in held:
-            rank = episode.finding.rank
-            if rank is None and evidence.common is not None:
-                late = np.log(sample.observed_s / model.expected_s(sample.features))
-                ratio = float(np.median(late)) - evidence.common.reference
-            elif rank in sample.ranks:
-                ratio = float(ratios[sample.ranks.index(rank)]) - own_pace.get(rank, 0.0)
-            else:
-                continue
-            episode.steps.append(sample.step)
-            episode.ratios.append(ratio)
+        late = np.log(np.divide(judgement.observed_s, judgement.expected_s))
+        level = float(np.median(late))
+        if rank is not None:
+            i = judgement.ranks.index(rank)
+            level = float(late[i] - np.median(np.delete(late, i))) if len(late) > 1 else 0.0
+        if judgement.step < finding.onset_step:
+            before.append(level)
+        elif closed_step is None or judgement.step <= closed_step:
+            steps.append(judgement.step)
+            levels.append(level)
+    ratios = np.array(levels) - (np.median(before) if before else 0.0)
+    count, last_step, until = len(ratios), None, "to the end of the record"
+    if closed_step is not None:
+        is_slow = np.flatnonzero(ratios > STILL_SLOW * log(finding.slowdown))
+        count = int(is_slow[-1]) + 1 if len(is_slow) else count
+        last_step = steps[count - 1]
+        until = f"to step {last_step}, and recovered"
+    level, error = float(np.median(ratios[:count])), MEDIAN_ERROR * sigma / sqrt(count)
+    return Anomaly(
+        kind=AnomalyKind.HOST,
+        rank=rank,
+        stage=None,
+        slowdown=exp(level),
+        low=exp(level - TWO_SIDED * error),
+        high=exp(level + TWO_SIDED * error),
+        first_step=finding.onset_step,
+        last_step=last_step,
+        tier=finding.tier,
+        reason=f"{finding.reason}; x{exp(level):.2f} over {count} steps, {until}",
+    )

@@ -15,7 +15,7 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.noise import Noise, noise_of
 from pacekeeper.predictor.recorded.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
@@ -25,7 +25,6 @@ from pacekeeper.predictor.stats.peers import MIN_PEERS
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
 MIN_SLOWDOWN = 1.01
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
 CLEAR = 1.5  # times the evidence needed: enough to be confirmed where peers contradict
 GOES_ON = 0.5  # of the slowdown: at least this much in the next layout, to count as the same one
 
