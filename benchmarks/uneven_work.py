@@ -39,7 +39,7 @@ OURS = {
 def judged(trace: Trace) -> tuple[WhatIf | None, tuple[Anomaly, ...]]:
     replay = replay_of(trace)
     costs = None if replay is None else what_if_of(replay)
-    return costs, imbalances(trace, costs, replay=replay)
+    return costs, imbalances(trace, replay)
 
 
 def named(anomalies: tuple[Anomaly, ...]) -> list[str]:

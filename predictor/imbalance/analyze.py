@@ -21,8 +21,8 @@ from pacekeeper.predictor.imbalance.stages_and_microbatches import (
     even_work,
     shared_work,
 )
-from pacekeeper.predictor.imbalance.what_if import Replay, replay_of
-from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, WhatIf
+from pacekeeper.predictor.imbalance.what_if import Replay
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import ComputeTable, OpType, Trace, compute_of
 from pacekeeper.predictor.stats.group_ids import grouped
 
@@ -88,9 +88,7 @@ class _Suspect:
     stage: int | None = None
 
 
-def imbalances(
-    trace: Trace, what_if: WhatIf | None, *, replay: Replay | None = None
-) -> tuple[Anomaly, ...]:
+def imbalances(trace: Trace, replay: Replay | None) -> tuple[Anomaly, ...]:
     """Find uneven work in a trace; each costs at least 3 % of the step time with 95 % confidence.
 
     Faults are left as recorded. Where imbalances mask each other, each gets its mean share (Shapley
@@ -98,9 +96,8 @@ def imbalances(
 
     Args:
         trace: the run.
-        what_if: of the same trace; None if it has no timeline: costs then follow from the busiest
+        replay: of the same trace; None if it has no timeline: costs then follow from the busiest
             rank.
-        replay: of the same trace, to avoid computing it twice.
 
     Returns:
         Anomalies, the largest cost first.
@@ -111,8 +108,6 @@ def imbalances(
     rows = compute_rows(compute, trace.workers)
     if len(np.unique(rows.step)) < LEAST_STEPS:
         return ()
-    if what_if is not None:
-        replay = replay or replay_of(trace)
     run = _Run(
         rows=rows,
         work=_work_of(trace, rows),
@@ -220,25 +215,21 @@ def _stage_imbalance(run: _Run) -> _Suspect | None:
 
 
 def _sequence_imbalance(run: _Run) -> _Suspect | None:
+    suspect = _Suspect(
+        kind=AnomalyKind.SEQUENCE_IMBALANCE,
+        reason="micro-batches of a step differ in tokens and lengths, and times follow: "
+        "re-spread the sequences",
+    )
     if np.isfinite(run.work[:, :2]).all():
-        known = even_known(run.rows, np.nan_to_num(run.work), [0, 1])
-        return (
-            known
-            if known is None
-            else _Suspect(
-                kind=AnomalyKind.SEQUENCE_IMBALANCE,
-                factors=known,
-                reason="micro-batches of a step differ in tokens and lengths, and times follow: "
-                "re-spread the sequences",
-            )
-        )
+        factors = even_known(run.rows, np.nan_to_num(run.work), [0, 1])
+        return None if factors is None else replace(suspect, factors=factors)
     shared = shared_work(run.rows)
     if shared is None or shared.p_value > CHANCE:
         return None
     by_stages = run.rows.num_stages > 1
     witnesses = "stages" if by_stages else "forward and backward"
-    return _Suspect(
-        kind=AnomalyKind.SEQUENCE_IMBALANCE,
+    return replace(
+        suspect,
         factors=even_work(run.rows, shared.log_work),
         tier=Tier.PROBABLE if by_stages else Tier.SUSPECTED,
         reason=f"{witnesses} agree on which micro-batches are long (correlation "
@@ -247,25 +238,21 @@ def _sequence_imbalance(run: _Run) -> _Suspect | None:
 
 
 def _expert_imbalance(run: _Run, trace: Trace) -> _Suspect | None:
+    suspect = _Suspect(
+        kind=AnomalyKind.EXPERT_IMBALANCE,
+        reason="ranks of a step differ in the rows of their experts, and times follow: place the "
+        "busy experts' replicas anew",
+    )
     if np.isfinite(run.work).all():
-        known = even_known(run.rows, run.work, [2])
-        return (
-            known
-            if known is None
-            else _Suspect(
-                kind=AnomalyKind.EXPERT_IMBALANCE,
-                factors=known,
-                reason="ranks of a step differ in the rows of their experts, and times follow: "
-                "place the busy experts' replicas anew",
-            )
-        )
+        factors = even_known(run.rows, run.work, [2])
+        return None if factors is None else replace(suspect, factors=factors)
     if trace.expert_compute is None or run.replay is not None:
         return None
     spread = expert_spread(trace.expert_compute, trace.workers, trace.groups)
     if spread is None or spread.p_value > CHANCE:
         return None
-    return _Suspect(
-        kind=AnomalyKind.EXPERT_IMBALANCE,
+    return replace(
+        suspect,
         expert_factors=spread.factors,
         reason=f"{spread.num_groups} groups of different devices agree on which expert layers are "
         f"slow in which steps (correlation {spread.correlation:.2f}, beside the other layers): "

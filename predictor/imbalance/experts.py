@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.recorded.trace import ComputeTable, ExpertLoadTable, Worker
+from pacekeeper.predictor.stats.group_ids import grouped
 
 EVENEST = 0.05  # quantile of the layers' times that represents evenly loaded experts
 
@@ -53,14 +54,15 @@ def expert_spread(
     kept = np.flatnonzero(good & np.isin(table.rank, list(group_of)))
     if not len(kept):
         return None
-    group = np.array([group_of[rank] for rank in table.rank[kept].tolist()], dtype=np.intp)
-    stage = np.array([stage_of[rank] for rank in table.rank[kept].tolist()], dtype=np.intp)
-    role = np.stack([stage, table.chunk[kept]], axis=1)
-    layer, step = table.model_chunk[kept], table.step[kept]
+    ranks = table.rank[kept].tolist()
+    group = np.array([group_of[rank] for rank in ranks], dtype=np.intp)
+    stage = np.array([stage_of[rank] for rank in ranks], dtype=np.intp)
+    chunk, layer, step = (c[kept] for c in (table.chunk, table.model_chunk, table.step))
+    role, _ = grouped(stage, chunk)
     log_s = np.log(table.compute_s[kept])
     changes, levels, most = _Agreement(), _Agreement(), 0
-    for name in np.unique(role, axis=0):
-        mine = np.flatnonzero((role == name).all(axis=1))
+    for number in range(int(role.max()) + 1):
+        mine = np.flatnonzero(role == number)
         cube = _cube(step[mine], layer[mine], group[mine], log_s[mine])
         cube = cube[:, :, np.isfinite(cube).all(axis=(0, 1))]
         num_groups, num_layers, num_steps = cube.shape
@@ -73,12 +75,11 @@ def expert_spread(
         most = max(most, num_groups)
     if not most or changes.correlation is None or levels.correlation is None:
         return None
-    keys = np.stack([stage, table.chunk[kept], layer, step], axis=1)
-    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    cell, first = grouped(stage, chunk, layer, step)
     common = np.bincount(cell, log_s) / np.bincount(cell)
-    excess = np.zeros(len(cells))
-    for chunk in np.unique(cells[:, 1]):
-        of_chunk = cells[:, 1] == chunk
+    excess = np.zeros(len(first))
+    for own in np.unique(chunk):
+        of_chunk = chunk[first] == own
         even = np.quantile(common[of_chunk], EVENEST)
         excess[of_chunk] = np.maximum(common[of_chunk] - even, 0.0)
     shared = max(levels.correlation, 0.0)
@@ -117,24 +118,22 @@ class _Agreement:
 
 def load_excess(loads: ExpertLoadTable) -> Array:
     """Rows of the busiest expert of a layer over the layer's mean, averaged over layers [steps]."""
-    keys = np.stack([loads.step, loads.layer], axis=1)
-    cells, cell = np.unique(keys, axis=0, return_inverse=True)
-    most = np.zeros(len(cells))
+    cell, first = grouped(loads.step, loads.layer)
+    most = np.zeros(len(first))
     np.maximum.at(most, cell, loads.rows)
     mean = np.bincount(cell, loads.rows) / np.bincount(cell)
     good = mean > 0.0
-    _, step = np.unique(cells[good, 0], return_inverse=True)
+    step, _ = grouped(loads.step[first][good])
     excess: Array = np.bincount(step, most[good] / mean[good]) / np.bincount(step)
     return excess
 
 
 def _cube(step: Positions, layer: Positions, group: Positions, log_s: Array) -> Array:
     """Mean of the ranks of each group [groups, layers, steps]; NaN where nothing was recorded."""
-    axes = [np.unique(column, return_inverse=True) for column in (group, layer, step)]
-    shape = tuple(len(names) for names, _ in axes)
-    at = np.ravel_multi_index(tuple(index for _, index in axes), shape)
+    at = [grouped(column)[0] for column in (group, layer, step)]
+    shape = tuple(int(column.max()) + 1 for column in at)
+    cell = np.ravel_multi_index(at, shape)
     size = int(np.prod(shape))
-    count = np.bincount(at, minlength=size)
-    total = np.bincount(at, log_s, minlength=size)
-    cube: Array = np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
-    return cube
+    with np.errstate(invalid="ignore"):
+        mean: Array = np.bincount(cell, log_s, size) / np.bincount(cell, minlength=size)
+    return mean.reshape(shape)

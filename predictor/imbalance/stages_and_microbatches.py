@@ -59,13 +59,11 @@ class SharedWork:
         log_work: [rows] log of the work relative to the mean of its step.
         correlation: between two views of a micro-batch.
         p_value: of the correlation, if the views were independent.
-        num_views: of each micro-batch.
     """
 
     log_work: Array  # [rows]
     correlation: float
     p_value: float
-    num_views: int
 
 
 def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
@@ -157,7 +155,6 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
         log_work=log_work,
         correlation=float(correlation),
         p_value=float(norm.sf(correlation * np.sqrt(num_free * num_pairs))),
-        num_views=num_views,
     )
 
 
@@ -170,8 +167,7 @@ def even_work(rows: ComputeRows, log_work: Array) -> Array:
     """
     amount = np.exp(log_work)
     group, _ = grouped(rows.step, rows.stage, rows.view)
-    mean = np.bincount(group, amount) / np.bincount(group)
-    factors: Array = mean[group] / amount
+    factors: Array = (np.bincount(group, amount) / np.bincount(group))[group] / amount
     return factors
 
 
@@ -192,7 +188,8 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
     if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
         return None
     role, _ = grouped(rows.stage, rows.view)
-    factors = np.ones(len(rows.step))
+    step, _ = grouped(rows.step)
+    factors = np.ones(len(step))
     for number in range(int(role.max()) + 1):
         mine = np.flatnonzero(role == number)
         observed_s = rows.compute_s[mine]
@@ -201,7 +198,9 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
         cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
         even = features.copy()
         for column in evened:
-            even[:, column + 1] = _group_means(rows.step[mine], work[mine, column])
+            count = np.maximum(np.bincount(step[mine]), 1)
+            means = np.bincount(step[mine], work[mine, column]) / count
+            even[:, column + 1] = means[step[mine]]
         expected_s = (features / scale) @ cost
         if (expected_s > 0.0).all():
             factors[mine] = ((even / scale) @ cost) / expected_s
@@ -331,10 +330,3 @@ def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
     healthy = _group_medians(role[first_of_rank], best, lower=True)
     levels: Array = healthy[role]
     return levels
-
-
-def _group_means(group: Positions, values: Array) -> Array:
-    """Mean of each value's group [rows]; group numbers may have gaps."""
-    at, _ = grouped(group)
-    means: Array = (np.bincount(at, values) / np.bincount(at))[at]
-    return means

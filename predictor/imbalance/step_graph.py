@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.recorded.trace import OpTable, OpType
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Worker
 
 COMPUTE = (OpType.FORWARD, OpType.BACKWARD)
 OPENING = (OpType.PARAMS_ALL_GATHER,)
@@ -40,15 +40,6 @@ class CutOff(ValueError):
     """The step's record is incomplete: its dependencies cannot be determined."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineWorker:
-    """One worker of the pipeline. Of ranks with the same place only one is replayed."""
-
-    rank: int
-    stage: int
-    dp: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepGraph:
     """The operations [n] of a step with their meetings.
@@ -61,7 +52,6 @@ class StepGraph:
     rows: Positions  # of the OpTable, [n]
     meeting: Positions  # of each operation, [n]
     own_s: Array  # [n]
-    meets: Flags  # [n] whether it meets others, so that its recorded time contains waiting
     num_meetings: int
     levels: tuple[tuple[Positions, Positions, Positions], ...]
 
@@ -76,7 +66,7 @@ class StepGraph:
 
 
 def step_graph(
-    ops: OpTable, rows: Positions, lanes: tuple[PipelineWorker, ...], num_stages: int
+    ops: OpTable, rows: Positions, lanes: tuple[Worker, ...], num_stages: int
 ) -> StepGraph:
     """Build the graph of a step.
 
@@ -120,7 +110,6 @@ def step_graph(
         rows=kept,
         meeting=meeting,
         own_s=_own_times(ops, kept, meeting, shared),
-        meets=shared,
         num_meetings=len(numbers),
         levels=_levels(np.concatenate(before), np.concatenate(after), meeting, len(numbers)),
     )
@@ -130,7 +119,7 @@ class _Timeline:
     """The operations of one worker in one step, by start; `offset`: graph index of the first."""
 
     def __init__(
-        self, ops: OpTable, rows: Positions, offset: int, lane: PipelineWorker, num_stages: int
+        self, ops: OpTable, rows: Positions, offset: int, lane: Worker, num_stages: int
     ) -> None:
         self.offset, self.lane, self.num_stages = offset, lane, num_stages
         self.op, self.chunk = ops.op[rows], np.maximum(ops.model_chunk[rows], 0)
@@ -150,19 +139,13 @@ class _Timeline:
     def meetings(self) -> Iterator[tuple[int, tuple[object, ...]]]:
         """Yield the operations that meet others, with the key of their meeting."""
         for op, (_, _, way) in TRANSFERS.items():
-            forward = op in (OpType.FORWARD_SEND, OpType.FORWARD_RECV)
-            kind = OpType.FORWARD_SEND if forward else OpType.BACKWARD_SEND
+            kind = OpType.FORWARD_SEND if op < OpType.BACKWARD_SEND else OpType.BACKWARD_SEND
             transfers, computes = self.served[op]
             place = self.chunk[computes] * self.num_stages + self.lane.stage
-            for at, own, micro_batch in zip(
-                transfers, place, self.micro_batch[computes], strict=True
-            ):
+            batches = self.micro_batch[computes].tolist()
+            for at, own, batch in zip(transfers.tolist(), place.tolist(), batches, strict=True):
                 if 0 <= own + way < self.num_chunks * self.num_stages:
-                    kind = (
-                        OpType.FORWARD_SEND if op < OpType.BACKWARD_SEND else OpType.BACKWARD_SEND
-                    )
-                    key = (kind, self.lane.dp, int(min(own, own + way)), int(micro_batch))
-                    yield int(at) + self.offset, key
+                    yield at + self.offset, (kind, self.lane.dp, min(own, own + way), batch)
         whole = {OpType.EMBEDDING_GRADS_ALL_REDUCE: (self.lane.dp,), OpType.CLIP_GRADS: ()}
         whole |= dict.fromkeys(DP_STREAM, (self.lane.stage,))
         for op, group in whole.items():

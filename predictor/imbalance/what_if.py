@@ -6,54 +6,57 @@ al., "Understanding Stragglers in Large Model Training Using What-if Analysis", 
 their eq. 1, the parts eqs. 2 and 4, M_W eq. 5, M_S section 5.2.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.imbalance.step_graph import (
     CLOSING,
     COMPUTE,
     TRANSFERS,
     CutOff,
-    PipelineWorker,
     StepGraph,
     step_graph,
 )
 from pacekeeper.predictor.recorded.anomalies import WhatIf
-from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace
+from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace, Worker
 
 WORST_SHARE = 0.03  # of the ranks, for M_W
 COUNTED_AS_COMPUTE = (*COMPUTE, OpType.OPTIMIZER, OpType.GARBAGE_COLLECTION)
 MOST_CELLS = 1 << 24  # operations x questions replayed at once, to bound memory
 
-# Which operations keep their real times in a replay: [n] flags for a step's graph.
-Keep = Callable[[StepGraph], Flags]
+# Which operations keep their real times: those whose value in a column is one of these, or is not.
+Kept = tuple[Positions, Sequence[int], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """The steps of a trace that can be replayed; `notes` list what was left out and why."""
+    """The steps of a trace that can be replayed; `notes` list what was left out and why.
+
+    `lanes`: the workers, one for each place of the pipeline.
+    """
 
     ops: OpTable
-    lanes: tuple[PipelineWorker, ...]
+    lanes: tuple[Worker, ...]
     graphs: tuple[StepGraph, ...]
     ideal_s: Array  # [op types]
     notes: tuple[str, ...]
 
-    def mean_s(self, questions: list[Keep]) -> Array:
+    def mean_s(self, questions: Sequence[Kept]) -> list[float]:
         """Mean step time for each question: operations that it does not keep take ideal times."""
         total_s = np.zeros(len(questions))
-        for graph in self.graphs:
-            ideal_s = self.ideal_s[self.ops.op[graph.rows]]
-            at_once = max(1, MOST_CELLS // len(graph.rows))
-            for first in range(0, len(questions), at_once):
-                kept = np.stack([ask(graph) for ask in questions[first : first + at_once]], axis=1)
-                own_s = np.where(kept, graph.own_s[:, None], ideal_s[:, None])
-                total_s[first : first + at_once] += graph.duration_s(own_s)
-        mean_s: Array = total_s / len(self.graphs)
+        at_once = max(1, MOST_CELLS // len(self.ops.op))
+        for first in range(0, len(questions), at_once):
+            some = slice(first, first + at_once)
+            kept = np.stack([np.isin(c, v, invert=not is_in) for c, v, is_in in questions[some]], 1)
+            for graph in self.graphs:
+                ideal_s = self.ideal_s[self.ops.op[graph.rows], None]
+                own_s = np.where(kept[graph.rows], graph.own_s[:, None], ideal_s)
+                total_s[some] += graph.duration_s(own_s)
+        mean_s: list[float] = (total_s / len(self.graphs)).tolist()
         return mean_s
 
 
@@ -66,10 +69,9 @@ def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
     """Return the replay of a trace, with notes on what cannot be replayed and why."""
     if trace.ops is None:
         return None, ()
-    first_at: dict[tuple[int, int], PipelineWorker] = {}
+    first_at: dict[tuple[int, int], Worker] = {}
     for worker in sorted(trace.workers, key=lambda worker: worker.rank):
-        lane = PipelineWorker(rank=worker.rank, stage=worker.stage, dp=worker.dp)
-        first_at.setdefault((worker.stage, worker.dp), lane)
+        first_at.setdefault((worker.stage, worker.dp), worker)
     lanes = tuple(first_at.values())
     graphs, left_out = _graphs(trace.ops, lanes)
     why = f"({'; '.join(left_out[:3])})"
@@ -88,7 +90,7 @@ def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
     return replay, replay.notes
 
 
-def _graphs(ops: OpTable, lanes: tuple[PipelineWorker, ...]) -> tuple[list[StepGraph], list[str]]:
+def _graphs(ops: OpTable, lanes: tuple[Worker, ...]) -> tuple[list[StepGraph], list[str]]:
     """Return the graphs of the complete steps, and why the others are incomplete."""
     num_stages = 1 + max(lane.stage for lane in lanes)
     order = np.argsort(ops.step, kind="stable")
@@ -114,21 +116,30 @@ def what_if_of(replay: Replay) -> WhatIf:
     shares of the loss that disappear when the worst 3 % of ranks, or the last stage, get ideal
     times.
     """
-    dps = sorted({lane.dp for lane in replay.lanes})
-    stages = sorted({lane.stage for lane in replay.lanes})
-    kinds = sorted({_part_name(op) for op in np.unique(replay.ops.op).tolist()})
-    questions = [_keep_all, _keep_none, _all_but(_at_stage(replay, stages[-1]))]
-    questions += [_in_dp(replay, dp) for dp in dps]
-    questions += [_at_stage(replay, stage) for stage in stages]
-    questions += [_of_kind(replay, kind) for kind in kinds]
-    real_s, ideal_s, without_last_s, *parts_s = replay.mean_s(questions).tolist()
-    parts = [part_s / ideal_s for part_s in parts_s]
-    by_dp = dict(zip(dps, parts, strict=False))
-    by_stage = dict(zip(stages, parts[len(dps) :], strict=False))
+    rank, op = replay.ops.rank, replay.ops.op
+    of_dp = {
+        dp: [lane.rank for lane in replay.lanes if lane.dp == dp]
+        for dp in sorted({lane.dp for lane in replay.lanes})
+    }
+    of_stage = {
+        stage: [lane.rank for lane in replay.lanes if lane.stage == stage]
+        for stage in sorted({lane.stage for lane in replay.lanes})
+    }
+    of_kind: dict[str, list[int]] = {}
+    for kind in np.unique(op).tolist():
+        of_kind.setdefault(_part_name(kind), []).append(kind)
+    last = of_stage[max(of_stage)]
+    questions: list[Kept] = [(rank, [], False), (rank, [], True), (rank, last, False)]
+    questions += [(rank, ranks, True) for ranks in (*of_dp.values(), *of_stage.values())]
+    questions += [(op, kinds, True) for _, kinds in sorted(of_kind.items())]
+    real_s, ideal_s, without_last_s, *parts_s = replay.mean_s(questions)
+    parts = iter(part_s / ideal_s for part_s in parts_s)
+    by_dp = {dp: next(parts) for dp in of_dp}
+    by_stage = {stage: next(parts) for stage in of_stage}
     by_rank = {lane.rank: min(by_dp[lane.dp], by_stage[lane.stage]) for lane in replay.lanes}
     worst = sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))
     worst = worst[: -int(-len(worst) * WORST_SHARE // 1)]
-    without_worst_s = float(replay.mean_s([_all_but(_of_ranks(replay, worst))])[0])
+    (without_worst_s,) = replay.mean_s([(rank, worst, False)])
 
     def share_of_loss(without_s: float) -> float:
         return (real_s - without_s) / (real_s - ideal_s) if real_s != ideal_s else 0.0
@@ -137,7 +148,7 @@ def what_if_of(replay: Replay) -> WhatIf:
         slowdown=real_s / ideal_s,
         by_dp=by_dp,
         by_stage=by_stage,
-        by_op=dict(zip(kinds, parts[len(dps) + len(stages) :], strict=True)),
+        by_op={kind: next(parts) for kind in sorted(of_kind)},
         by_rank=by_rank,
         worst_workers_share=share_of_loss(without_worst_s),
         last_stage_share=share_of_loss(without_last_s),
@@ -159,7 +170,7 @@ def _usual_counts(ops: OpTable) -> dict[tuple[int, int], int]:
 def _check_whole(
     ops: OpTable,
     graph: StepGraph,
-    lanes: tuple[PipelineWorker, ...],
+    lanes: tuple[Worker, ...],
     usual: dict[tuple[int, int], int],
 ) -> None:
     """Check that a step is complete.
@@ -202,32 +213,3 @@ def _part_name(op: int) -> str:
     if op in TRANSFERS:
         return "forward_transfer" if op < OpType.BACKWARD_SEND else "backward_transfer"
     return OpType(op).name.lower()
-
-
-def _keep_all(graph: StepGraph) -> Flags:
-    return np.ones(len(graph.rows), dtype=np.bool_)
-
-
-def _keep_none(graph: StepGraph) -> Flags:
-    return np.zeros(len(graph.rows), dtype=np.bool_)
-
-
-def _of_ranks(replay: Replay, ranks: list[int]) -> Keep:
-    return lambda graph: np.isin(replay.ops.rank[graph.rows], ranks)
-
-
-def _in_dp(replay: Replay, dp: int) -> Keep:
-    return _of_ranks(replay, [lane.rank for lane in replay.lanes if lane.dp == dp])
-
-
-def _at_stage(replay: Replay, stage: int) -> Keep:
-    return _of_ranks(replay, [lane.rank for lane in replay.lanes if lane.stage == stage])
-
-
-def _of_kind(replay: Replay, name: str) -> Keep:
-    ops = [int(op) for op in OpType if _part_name(op) == name]
-    return lambda graph: np.isin(replay.ops.op[graph.rows], ops)
-
-
-def _all_but(keep: Keep) -> Keep:
-    return lambda graph: ~keep(graph)

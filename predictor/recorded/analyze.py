@@ -47,7 +47,7 @@ def analyze(trace: Trace, replicates: Sequence[Trace] = ()) -> TraceReport:
         job = judge_job(trace, replicates=replicates, schedule=trace.steps.work_class)
         anomalies += job.anomalies
         notes += job.notes
-    anomalies += imbalances(trace, costs, replay=replay)
+    anomalies += imbalances(trace, replay)
     anomalies.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
     return TraceReport(anomalies=tuple(anomalies), what_if=costs, notes=tuple(notes))
 

@@ -249,15 +249,13 @@ class Trace:
 
 def compute_of(ops: OpTable) -> ComputeTable:
     """Return the compute rows of a timeline; their work is unknown (NaN)."""
-    chunk_of = {OpType.FORWARD: Chunk.FORWARD, OpType.BACKWARD: Chunk.BACKWARD}
-    kept = np.isin(ops.op, list(chunk_of))
+    kept = np.isin(ops.op, (OpType.FORWARD, OpType.BACKWARD))
     unknown = np.full(int(kept.sum()), np.nan)
-    codes = np.vectorize({int(op): int(chunk) for op, chunk in chunk_of.items()}.__getitem__)
     return ComputeTable(
         step=ops.step[kept],
         rank=ops.rank[kept],
         micro_batch=ops.micro_batch[kept],
-        chunk=codes(ops.op[kept]).astype(np.intp) if kept.any() else ops.op[kept],
+        chunk=ops.op[kept],  # the same numbers
         model_chunk=np.maximum(ops.model_chunk[kept], 0),
         compute_s=ops.duration_s[kept],
         tokens=unknown,

@@ -12,7 +12,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
-from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.imbalance.what_if import replay_of
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import (
     Chunk,
@@ -103,7 +103,7 @@ def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 def found_in(trace: Trace) -> tuple[Anomaly, ...]:
     replay = replay_of(trace)
-    return imbalances(trace, None if replay is None else what_if_of(replay))
+    return imbalances(trace, replay)
 
 
 @pytest.mark.parametrize(
