@@ -17,7 +17,7 @@ from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.links.places import GroupReading, find_slow_places
 from pacekeeper.predictor.links.slow_links import MIN_SLOWDOWN, MIN_STEPS
 from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
-from pacekeeper.predictor.recorded.trace import Trace, TransferTable, WaitTable
+from pacekeeper.predictor.recorded.trace import Trace, TransferTable
 from pacekeeper.predictor.stats import change_points
 from pacekeeper.predictor.stats.peers import medians_without_one
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
@@ -169,110 +169,67 @@ def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
     HOST: the rank computes as fast as its peers and still arrives late (input, launches, host).
     COMPUTE: its compute is longer by about its lateness. The slowdown refers to the whole step.
     """
-    if trace.waits is None or len(trace.workers) <= MIN_PEERS:
+    if trace.waits is None:
         return ()
-    steps, ranks, wait_s = _wait_matrix(trace.waits)
-    if not len(steps) or wait_s.shape[1] <= MIN_PEERS:
+    table = trace.waits
+    steps, ranks = np.unique(table.step), np.unique(table.rank)
+    wait_s = _sums(table.step, table.rank, table.wait_s, steps, ranks)
+    whole = np.isfinite(wait_s).all(axis=1)
+    steps, wait_s = steps[whole], wait_s[whole]
+    if not len(steps) or len(ranks) <= MIN_PEERS:
         return ()
-    compute_s = _compute_matrix(trace, steps, ranks)
-    busy, waiting_s = _others_busy_s(compute_s), medians_without_one(wait_s)
-    late_s = waiting_s - wait_s
-    is_late = late_s > _min_lateness_s(wait_s, waiting_s, busy)
+    compute_s = np.full(wait_s.shape, np.nan)
+    if (known := trace.compute) is not None:
+        compute_s = _sums(known.step, known.rank, known.compute_s, steps, ranks)
+    # Of the others: a late rank among few would shift the median of all.
+    busy_s, usual_s = np.nan_to_num(medians_without_one(compute_s)), medians_without_one(wait_s)
+    late_s = usual_s - wait_s
+    apart_s = np.abs(wait_s - np.median(wait_s, axis=1, keepdims=True))
+    spread_s = MAD_TO_SIGMA * medians_without_one(apart_s)
+    least_s = OUTLYING * np.maximum(spread_s, LEAST_SPREAD * usual_s)
+    least_s = np.maximum(least_s, LEAST_SHARE * (busy_s + usual_s))
+    is_late = late_s > least_s
     anomalies = []
-    for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
-        busy_s = busy[:, column]
-        whole_s = busy_s + waiting_s[:, column]
-        ratio = whole_s / np.maximum(whole_s - late_s[:, column], 1e-9)
-        slowdown = float(np.median(ratio))
-        excess_s = float(np.median(compute_s[:, column] - busy_s))
-        typical_s = float(np.median(late_s[:, column]))
-        kind = AnomalyKind.COMPUTE if excess_s >= EXPLAINED * typical_s else AnomalyKind.HOST
-        spread = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
-        margin = TWO_SIDED * spread / np.sqrt(len(ratio))
-        first = int(steps[np.flatnonzero(is_late[:, column])[0]])
+    for at in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
+        rank, whole_s = int(ranks[at]), busy_s[:, at] + usual_s[:, at]
+        ratio = whole_s / np.maximum(whole_s - late_s[:, at], 1e-9)
+        slowdown, typical_s = float(np.median(ratio)), float(np.median(late_s[:, at]))
+        excess_s = float(np.median(compute_s[:, at] - busy_s[:, at]))
+        is_compute = excess_s >= EXPLAINED * typical_s
+        sigma = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
+        margin = TWO_SIDED * sigma / sqrt(len(ratio))
+        why = "its device computes as fast as the others': its host, input or launches are late"
         anomalies.append(
             Anomaly(
-                kind=kind,
-                rank=int(ranks[column]),
-                stage=_stage_of(trace, int(ranks[column])),
+                kind=AnomalyKind.COMPUTE if is_compute else AnomalyKind.HOST,
+                rank=rank,
+                stage=_stage_of(trace, rank),
                 slowdown=slowdown,
                 low=max(1.0, slowdown - margin),
                 high=slowdown + margin,
-                first_step=first,
+                first_step=int(steps[np.flatnonzero(is_late[:, at])[0]]),
                 tier=Tier.PROBABLE if len(steps) >= CERTAIN else Tier.SUSPECTED,
-                reason=_reason(int(ranks[column]), kind, typical_s, whole_s, wait_s, column),
+                reason=f"rank {rank} spends {np.median(wait_s[:, at]) * 1e3:.1f} ms of a step in "
+                f"collectives where the others spend {np.median(usual_s[:, at]) * 1e3:.1f} ms: it "
+                f"comes {typical_s * 1e3:.1f} ms late to a step of "
+                f"{np.median(whole_s) * 1e3:.0f} ms; "
+                + ("its compute is longer by about as much" if is_compute else why),
             )
         )
     return tuple(anomalies)
 
 
-def _others_busy_s(compute_s: Array) -> Array:
-    """Median compute seconds of the other ranks [steps, ranks]; 0 where one of them is unknown."""
-    unknown = np.isnan(compute_s)
-    others_unknown = unknown.sum(axis=1, keepdims=True) - unknown
-    return np.where(others_unknown > 0, 0.0, medians_without_one(compute_s))
-
-
-def _min_lateness_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
-    """Return the lateness that a rank must exceed to stand out from its peers [steps, ranks].
-
-    Args:
-        wait_s: [steps, ranks] time in collectives.
-        waiting_s: [steps, ranks] median of the other ranks.
-        busy_s: [steps, ranks] median compute of the other ranks.
-    """
-    spread = np.empty_like(wait_s)
-    open_ = np.ones(wait_s.shape, dtype=np.bool_)
-    while open_.any():  # leaving out one rank gives at most three different medians
-        middle = np.where(open_, waiting_s, -np.inf).max(axis=1, keepdims=True)
-        mine = open_ & (waiting_s == middle)
-        spread[mine] = medians_without_one(np.abs(wait_s - middle))[mine]
-        open_ &= ~mine
-    floor = OUTLYING * np.maximum(MAD_TO_SIGMA * spread, LEAST_SPREAD * waiting_s)
-    worth: Array = np.maximum(np.maximum(floor, 0.0), LEAST_SHARE * (busy_s + waiting_s))
-    return worth
-
-
-def _wait_matrix(table: WaitTable) -> tuple[Positions, Positions, Array]:
-    """Return (steps, ranks, waits [steps, ranks]) of the steps that all ranks recorded."""
-    steps, at_step = np.unique(table.step, return_inverse=True)
-    ranks, at_rank = np.unique(table.rank, return_inverse=True)
-    wait_s = np.full((len(steps), len(ranks)), np.nan)
-    wait_s[at_step, at_rank] = table.wait_s
-    whole = np.isfinite(wait_s).all(axis=1)
-    return steps[whole], ranks, wait_s[whole]
-
-
-def _compute_matrix(trace: Trace, steps: Positions, ranks: Positions) -> Array:
-    """Compute seconds [steps, ranks], NaN where unknown."""
-    compute_s = np.full((len(steps), len(ranks)), np.nan)
-    if trace.compute is None:
-        return compute_s
-    table = trace.compute
-    kept = np.isin(table.step, steps) & np.isin(table.rank, ranks)
-    row, column = np.searchsorted(steps, table.step[kept]), np.searchsorted(ranks, table.rank[kept])
-    total = np.zeros_like(compute_s)
-    np.add.at(total, (row, column), table.compute_s[kept])
-    compute_s[row, column] = total[row, column]
-    return compute_s
+def _sums(
+    step: Positions, rank: Positions, seconds: Array, steps: Positions, ranks: Positions
+) -> Array:
+    """Sums of rows by step and rank [steps, ranks]; NaN where there is no row."""
+    kept = np.isin(step, steps) & np.isin(rank, ranks)
+    at = np.searchsorted(steps, step[kept]), np.searchsorted(ranks, rank[kept])
+    sums = np.full((len(steps), len(ranks)), np.nan)
+    sums[at] = 0.0
+    np.add.at(sums, at, seconds[kept])
+    return sums
 
 
 def _stage_of(trace: Trace, rank: int | None) -> int | None:
     return next((worker.stage for worker in trace.workers if worker.rank == rank), None)
-
-
-def _reason(
-    rank: int, kind: AnomalyKind, late_s: float, whole_s: Array, wait_s: Array, column: int
-) -> str:
-    own_ms = float(np.median(wait_s[:, column])) * 1e3
-    others_ms = float(np.median(np.delete(wait_s, column, axis=1))) * 1e3
-    why = (
-        "its compute is longer by about as much"
-        if kind is AnomalyKind.COMPUTE
-        else "its device computes as fast as the others': its host, input or launches are late"
-    )
-    return (
-        f"rank {rank} spends {own_ms:.1f} ms of a step in collectives where the others spend "
-        f"{others_ms:.1f} ms: it comes {late_s * 1e3:.1f} ms late to a step of "
-        f"{float(np.median(whole_s)) * 1e3:.0f} ms; {why}"
-    )
