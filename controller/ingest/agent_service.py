@@ -305,8 +305,11 @@ class AgentControl:
         decision = self.attach_policy.check_attach(principal, theirs.node, identity.peer)
         if not decision.is_allowed:
             raise self._refused(identity, grpc.StatusCode.PERMISSION_DENIED, decision.reason)
+        term = self.leadership.term()
+        if term is None:
+            raise self._refused(identity, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
         # Last: a reported term can end a leader's term, so the caller must be authorised.
-        if theirs.highest_term > (self.leadership.term() or 0):
+        if theirs.highest_term > term:
             why = f"{theirs.node}: {self.leadership.describe_newer_term(theirs.highest_term)}"
             raise self._refused(identity, grpc.StatusCode.UNAVAILABLE, why)
         return theirs

@@ -3,12 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
+import grpc
 import pytest
 
 from pacekeeper.controller.api.auth import peer_identity
+from pacekeeper.controller.ha.leader_election import LeaseLeadership
+from pacekeeper.controller.ha.lease import ElectionMember, Timing
+from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
 from pacekeeper.controller.ingest import ipc
-from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.ingest.agent_service import NO_LEADER, AgentControl
 from pacekeeper.controller.state.events import Event
 from pacekeeper.protos import control_pb2
 from pacekeeper.protos.convert import reports
@@ -35,8 +40,9 @@ def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> ipc.Fram
     return ipc.OPENED, number, 0, ipc.join_header(shown, first)
 
 
-def _hello() -> control_pb2.Hello:
+def _hello(highest_term: int = 0) -> control_pb2.Hello:
     return control_pb2.Hello(
+        highest_term=highest_term,
         protocol_version=reports.PROTOCOL_VERSION,
         product_version="0",
         node="n",
@@ -70,3 +76,39 @@ def test_an_agent_that_errs_for_ever_fills_no_log(caplog: pytest.LogCaptureFixtu
             asyncio.run(control.handle_frames([(ipc.CLOSED, number, 0, b"")]))
     assert len(rejected) == 499
     assert 1 <= len(caplog.records) <= 25
+
+
+@pytest.mark.parametrize(
+    ("seen", "now_s", "reason"),
+    [
+        (7, 9.0, None),
+        (8, 9.0, "n: the agent has seen term 8, this controller leads in term 7: a later term"),
+        (7, 11.0, NO_LEADER),
+        (8, 11.0, NO_LEADER),
+    ],
+)
+def test_a_leader_whose_lease_has_lapsed_says_only_that_it_leads_no_more(
+    seen: int, now_s: float, reason: str | None
+) -> None:
+    member = ElectionMember(
+        name="a",
+        run_id="a1",
+        address="a:1",
+        timing=Timing(duration_s=4.0, renew_s=1.0, margin_s=1.0),
+        term=7,
+        until_s=10.0,
+        eligible_s=0.0,
+    )
+    store: Any = None  # no thread runs that would renew
+    leadership = LeaseLeadership(LeaseRenewer(member, store, lambda: now_s), 7, member)
+    sent = list[bytes]()
+    control = _control([])
+    control.leadership, control.send_frame = leadership, sent.append
+    asyncio.run(control.handle_frames([_opened(1, "ipv4:10.0.0.1:7", _hello(seen))]))
+    ends = [one for one in ipc.Frames(1 << 20).feed(b"".join(sent)) if one[0] == ipc.END]
+    if reason is None:
+        assert ends == []
+    else:
+        ((_, number, code, said),) = ends
+        assert (number, code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
+        assert said.decode().startswith(reason)
