@@ -16,12 +16,14 @@ from typing import Any
 import psycopg
 import sqlalchemy as sa
 
+from pacekeeper.controller.storage.schema import POSTGRES_UPGRADES
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.tables import LEASE, METADATA, SCHEMA_VERSION
 from pacekeeper.core.errors import ConfigError, HostError, VersionError
 
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_WITHIN_S = 2
+MIGRATE_WITHIN_S = 30.0  # one statement, such as the copy of a table
 WRITER = "pacekeeper-term-"  # begins the application name of a leader's connection; then its term
 _MIGRATION_LOCK = 0x70616365  # of pg_advisory_xact_lock
 _FENCE = sa.text(
@@ -126,19 +128,25 @@ class PostgresDatabase:
         return database
 
     def prepare(self) -> None:
-        """Connect and create the tables if there are none. Raises HostError and VersionError."""
+        """Connect; create the tables if there are none, and migrate older ones if it leads.
+
+        Raises HostError and VersionError.
+        """
         try:
             self._migrate()
-        except sa.exc.DBAPIError as error:
+        except (sa.exc.DBAPIError, psycopg.Error, FencedError) as error:
             raise self.refused(error) from None
 
     def _migrate(self) -> None:
-        """Create the tables if there are none, one controller at a time.
+        """Create or migrate the tables, one controller at a time.
+
+        An older leader may still write to older tables, so only a later leader migrates them.
 
         Raises:
             VersionError: The tables have another version.
+            FencedError: Another controller leads.
             HostError: The database's encoding is not UTF-8.
-            sqlalchemy.exc.DBAPIError: The server does not answer, or refuses.
+            sqlalchemy.exc.DBAPIError, psycopg.Error: The server does not answer, or refuses.
         """
         with self._connected() as connection, connection.begin():
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
@@ -159,11 +167,31 @@ class PostgresDatabase:
                     f"INSERT INTO pacekeeper_schema VALUES ({SCHEMA_VERSION})"
                 )
                 _log.info("store=%s schema=%d is new", self.name, SCHEMA_VERSION)
+            elif self._fence is not None and found in POSTGRES_UPGRADES:
+                self._pass_fence(connection, self._fence, MIGRATE_WITHIN_S)
+                self._take_over(connection, found)
             elif found != SCHEMA_VERSION:
                 raise VersionError(
                     f"store {self.name} has schema {found}, this controller reads {SCHEMA_VERSION}",
-                    remedy="install the pacekeeper that wrote it, or name another --store",
+                    remedy="start a controller of this version, which migrates it once it leads"
+                    if found in POSTGRES_UPGRADES
+                    else "install the pacekeeper that wrote it, or name another --store",
                 )
+
+    def _take_over(self, connection: sa.Connection, version: int) -> None:
+        """Copy all tables into another schema of the database, then migrate them."""
+        kept = f"pacekeeper_schema_{version}"
+        found = connection.exec_driver_sql(
+            "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = current_schema()"
+        )
+        copies = [f"CREATE TABLE {kept}.{name} AS TABLE {name}" for name in found.scalars()]
+        upgrades = [POSTGRES_UPGRADES[older] for older in range(version, SCHEMA_VERSION)]
+        stamp = f"UPDATE pacekeeper_schema SET version = {SCHEMA_VERSION}"
+        raw = connection.connection.driver_connection  # takes several statements at once
+        assert raw is not None, "it is connected"
+        for script in (f"CREATE SCHEMA {kept}", *copies, *upgrades, stamp):
+            raw.execute(script)
+        _log.info("store=%s schema=%d was=%d kept=%s", self.name, SCHEMA_VERSION, version, kept)
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[sa.Connection]:
@@ -176,15 +204,19 @@ class PostgresDatabase:
         """
         with self._connected() as connection, connection.begin():
             if self._fence is not None:
-                limits = {
-                    "limit": str(int(self._fence.limit_s * 1000)),
-                    "name": LEASE,
-                    "term": self._fence.term,
-                    "run_id": self._fence.run_id,
-                }
-                if connection.execute(_FENCE, limits).one_or_none() is None:
-                    raise FencedError(f"term {self._fence.term} is over")
+                self._pass_fence(connection, self._fence, self._fence.limit_s)
             yield connection
+
+    @staticmethod
+    def _pass_fence(connection: sa.Connection, fence: Fence, limit_s: float) -> None:
+        limits = {
+            "limit": str(int(limit_s * 1000)),
+            "name": LEASE,
+            "term": fence.term,
+            "run_id": fence.run_id,
+        }
+        if connection.execute(_FENCE, limits).one_or_none() is None:
+            raise FencedError(f"term {fence.term} is over")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:

@@ -1,7 +1,7 @@
 """How the tables of an older version become those of the next one: plain numbered steps. Pure.
 
-The steps to version 16 are of SQLite only: no earlier version was ever in PostgreSQL. Their text is
-frozen; the tables of today are in `tables.py`.
+The steps to version 16 are of SQLite only: no earlier version was ever in PostgreSQL. Each later
+version has one for each engine. Their text is frozen; the tables of today are in `tables.py`.
 """
 
 OLDEST_VERSION = 8  # that is taken over
@@ -152,4 +152,7 @@ UPGRADES = {
     14: _FIELDS_FROM_TEXT,
     15: _OWN_NAMES,
 }
-"""What makes of the tables of a version those of the next one."""
+"""What makes of the tables of a version those of the next one, in SQLite."""
+POSTGRES_UPGRADES: dict[int, str] = {}
+"""The same in PostgreSQL, from version 16 on. The table `leases` must not change: controllers of
+both versions elect one leader."""

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pacekeeper.cli.admin.store import command
 from pacekeeper.controller.observability.timeline_codec import (
     decode_incident_timeline,
     decode_job_timeline,
 )
 from pacekeeper.controller.state.state import RankStatus, State
-from pacekeeper.controller.storage.restore import open_past
+from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Tier
 from pacekeeper.core.incidents.operator_orders import OrderKind
@@ -26,13 +28,26 @@ from support.tree import ROOT
 DUMP = ROOT / "tests/golden/controller/storage/older_store.sql"
 
 
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[tuple[Store, State]]:
-    connection = sqlite3.connect(tmp_path / "store.sqlite")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Store, State]]:
+    """Where it was written, and migrated to PostgreSQL; a copy of it as it was is kept."""
+    path = tmp_path / "store.sqlite"
+    connection = sqlite3.connect(path)
     connection.executescript(DUMP.read_text())
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    before = list(connection.iterdump())
     connection.close()
-    store, state = open_past(tmp_path / "store.sqlite", 1_760_000_000.0)
-    yield store, state
+    if request.param == "sqlite":
+        store = Store.open(path)
+    else:
+        url = str(request.getfixturevalue("postgres_url"))
+        migrated = CliRunner().invoke(command, ["migrate", str(path), url])
+        assert migrated.exit_code == 0, migrated.output
+        store = Store.open(url)
+    kept = sqlite3.connect(f"{path}.schema-{version}")
+    assert list(kept.iterdump()) == before
+    kept.close()
+    yield store, load_state(store, 1_760_000_000.0)
     store.close()
 
 

@@ -1,19 +1,24 @@
 """What only the shared store has: a server that may be away, and a fence."""
 
+import contextlib
 from functools import partial
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from pacekeeper.controller.ha.lease import Record
 from pacekeeper.controller.ha.lease_renewer import AwayError
 from pacekeeper.controller.ha.lease_row import LeaseRow
+from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.postgres import Fence, FencedError, PostgresDatabase
 from pacekeeper.controller.storage.restore import load_state
+from pacekeeper.controller.storage.schema import POSTGRES_UPGRADES
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.controller.storage.tables import STRIKES
-from pacekeeper.core.errors import HostError
+from pacekeeper.controller.storage.tables import SCHEMA_VERSION, STRIKES
+from pacekeeper.core.errors import HostError, VersionError
+from support.controllers import first_layout
 from support.ports import free_port
 
 LIMIT_S = 5.0
@@ -108,3 +113,92 @@ def test_a_term_begins_after_the_transactions_of_the_one_before(postgres_url: st
         connection.execute(sa.select(STRIKES))
     for one in (first, lease):
         one.close()
+
+
+OLDER = "ALTER TABLE jobs RENAME COLUMN baseline TO home; UPDATE pacekeeper_schema SET version = 15"
+UPGRADE = "ALTER TABLE jobs RENAME COLUMN home TO baseline; CREATE INDEX by_step ON jobs (step)"
+
+
+@pytest.fixture
+def older(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database of version 15, as it might have been, with a job; leader `a` leads in term 1."""
+    store = Store.open(postgres_url)
+    store.save_job(
+        JobRecord(
+            name="train",
+            newest_generation=3,
+            step=5,
+            layout=first_layout(),
+            layout_reason="it began so",
+            desired=None,
+            baseline=None,
+        )
+    )
+    store.close()
+    execute_sql(postgres_url, OLDER)
+    lease = LeaseRow(postgres_url, LIMIT_S)
+    assert lease.write(record(1, "a"), None)
+    lease.close()
+    monkeypatch.setitem(POSTGRES_UPGRADES, SCHEMA_VERSION - 1, UPGRADE)
+    return postgres_url
+
+
+def execute_sql(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url) as connection:
+        done = connection.execute(statement.encode())
+        return done.fetchall() if done.description else []
+
+
+def migrate(url: str, fence: Fence | None) -> None:
+    with contextlib.closing(PostgresDatabase(url, fence)) as database:
+        database.prepare()
+
+
+def test_every_version_of_postgresql_that_can_be_taken_over_has_a_way_on() -> None:
+    assert list(POSTGRES_UPGRADES) == list(range(16, SCHEMA_VERSION))
+
+
+def test_a_leader_migrates_an_older_database_and_keeps_a_copy(older: str) -> None:
+    migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+    (job,), _, _ = (store := Store.open(older)).load()
+    store.close()
+    assert (job.name, job.step, job.layout) == ("train", 5, first_layout())
+    kept = execute_sql(older, "SELECT name, step, home FROM pacekeeper_schema_15.jobs")
+    assert kept == [("train", 5, None)]
+    version = "SELECT version FROM pacekeeper_schema_15.pacekeeper_schema"
+    assert execute_sql(older, version) == [(15,)]
+    migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))  # has nothing more to do
+
+
+@pytest.mark.parametrize(
+    ("fence", "error"),
+    [
+        (None, VersionError),
+        (Fence(term=1, run_id="b", limit_s=LIMIT_S), HostError),
+    ],
+    ids=["standby", "former leader"],
+)
+def test_only_the_leader_migrates(older: str, fence: Fence | None, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        migrate(older, fence)
+    assert_is_unchanged(older)
+
+
+@pytest.mark.parametrize(
+    "step", ["CREATE TABLE jobs (x text)", "SELECT pg_terminate_backend(pg_backend_pid())"]
+)
+def test_a_migration_that_fails_leaves_the_database_as_it_was(
+    older: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setitem(POSTGRES_UPGRADES, SCHEMA_VERSION - 1, f"{UPGRADE}; {step}")
+    with pytest.raises(HostError):
+        migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+    assert_is_unchanged(older)
+    monkeypatch.setitem(POSTGRES_UPGRADES, SCHEMA_VERSION - 1, UPGRADE)
+    migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+
+
+def assert_is_unchanged(url: str) -> None:
+    assert execute_sql(url, "SELECT version FROM pacekeeper_schema") == [(15,)]
+    assert execute_sql(url, "SELECT home FROM jobs") == [(None,)]
+    assert execute_sql(url, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'pace%'") == []
