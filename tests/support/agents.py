@@ -13,12 +13,16 @@ import grpc.aio
 
 from pacekeeper.agent.daemon import Agent
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import Record, StepRecord
 from pacekeeper.protos import control_pb2, control_pb2_grpc
 from pacekeeper.protos.convert import reports as wire
 from pacekeeper.trainer.hooks.ring_writer import Ring
+from support.controllers import applied, attachments
 from support.ports import free_port
 
 PATIENCE_S = 60.0  # no test waits for longer; none asserts how long something took
@@ -193,6 +197,16 @@ class Node:
             job=job, rank=rank, world_size=4, pid=os.getpid() if pid is None else pid
         )
         return Ring.create(self.rings, attachment)
+
+
+def rings_of(node: Node, job: str, layout: Layout) -> dict[int, Ring]:
+    """Rings of all ranks of `job` on the node, beside their layout file."""
+    rings = {a.rank: Ring.create(node.rings, a) for a in attachments(job, layout.ranks)}
+    name = shm_ring.layout_file_name(layout.generation)
+    (node.rings / job / name).write_bytes(encode_layout(layout))
+    for record in applied(layout, step=0):
+        rings[record.rank].write(record)
+    return rings
 
 
 def agent_of(directory: Path) -> tuple[Agent, Node]:

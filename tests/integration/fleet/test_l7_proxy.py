@@ -4,6 +4,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,16 @@ import pytest
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
 from pacekeeper.protos.convert import reports
-from support.agents import Node, step
+from pacekeeper.trainer.hooks.ring_writer import Ring
+from support.agents import Node, rings_of
 from support.commands import Started
-from support.controllers import ControllerProcess, ScriptedAgent, until
+from support.controllers import (
+    ControllerProcess,
+    ScriptedAgent,
+    first_layout,
+    step_records,
+    until,
+)
 from support.ports import free_port
 
 CONFIG = """
@@ -29,6 +37,8 @@ frontend agents
 backend controller
     server one {address} proto h2
 """
+
+LAYOUT = first_layout()
 
 pytestmark = pytest.mark.skipif(
     shutil.which("haproxy") is None, reason="haproxy is not installed (apt-get install haproxy)"
@@ -66,20 +76,31 @@ def test_an_agent_reports_through_a_proxy_and_is_back_after_it_restarts(tmp_path
     with ControllerProcess(tmp_path) as controller:
         proxy = Proxy(tmp_path, controller.address)
         node = Node(tmp_path, proxy.port)
-        ring = node.ring(0, job="behind")
+        rings = rings_of(node, "behind", LAYOUT)
         flags = ["--controller", f"127.0.0.1:{proxy.port}", "--ring-dir", str(node.rings)]
         with Started("agent", *flags, "--node", "far", "--metrics-listen", ""):
             try:
-                ring.write(step(0))
-                until("a report is there", lambda: _nodes(controller).get("far"))
+                for number in range(2):
+                    _write_step(rings, number)
+                until("reports are there", lambda: _steps(controller) == [1])
                 proxy.stop()
                 until("the stream is lost", lambda: not _nodes(controller)["far"])
-                for number in range(1, 4):
-                    ring.write(step(number))
+                for number in range(2, 5):
+                    _write_step(rings, number)
                 proxy.start()
                 until("the agent is back", lambda: _nodes(controller)["far"])
+                until("the outage's steps are there", lambda: _steps(controller) == [4])
             finally:
                 proxy.stop()
+
+
+def _write_step(rings: Mapping[int, Ring], number: int) -> None:
+    for record in step_records(number, LAYOUT):
+        rings[record.rank].write(record)
+
+
+def _steps(controller: ControllerProcess) -> list[int]:
+    return [job.step for job in controller.status.ListJobs(status_pb2.ListJobsRequest()).jobs]
 
 
 def _nodes(controller: ControllerProcess) -> dict[str, bool]:
