@@ -286,7 +286,7 @@ def answering() -> Iterator[str]:
     server.stop(None)
 
 
-class Fronts(grpc.GenericRpcHandler):
+class FailingCalls(grpc.GenericRpcHandler):
     """Ends each call with `code` and `details`."""
 
     code, details = grpc.StatusCode.NOT_FOUND, "no layout on offer has this digest"
@@ -298,9 +298,9 @@ class Fronts(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-def front() -> Iterator[tuple[str, Fronts]]:
+def front() -> Iterator[tuple[str, FailingCalls]]:
     """A port for agents, and how it answers."""
-    handler = Fronts()
+    handler = FailingCalls()
     server = grpc.server(ThreadPoolExecutor(1), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -318,7 +318,7 @@ def test_a_command_reaches_its_controller(tmp_path: Path, answering: str) -> Non
 
 
 def test_an_agent_that_names_the_port_of_commands_is_told(
-    tmp_path: Path, front: tuple[str, Fronts]
+    tmp_path: Path, front: tuple[str, FailingCalls]
 ) -> None:
     address, handler = front
     handler.code, handler.details = grpc.StatusCode.INVALID_ARGUMENT, "agents attach to h:1"
@@ -327,7 +327,7 @@ def test_an_agent_that_names_the_port_of_commands_is_told(
 
 
 def test_an_agent_reaches_its_controller_or_is_told(
-    tmp_path: Path, front: tuple[str, Fronts]
+    tmp_path: Path, front: tuple[str, FailingCalls]
 ) -> None:
     address, handler = front
     told = doctor(tmp_path, agent(address))
