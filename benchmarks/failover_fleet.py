@@ -54,11 +54,11 @@ class Node:
     def log(self) -> str:
         return self._log.read_text()
 
-    def kill(self) -> None:
-        """As the power cut would."""
+    def kill(self) -> int:
+        """As the power cut would; the exit code."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        return self._process.wait()
 
 
 class Ranks:

@@ -1,5 +1,6 @@
 """A real controller process and agents that are scripts: what comes in and goes out over gRPC."""
 
+import os
 import queue
 import signal
 import subprocess
@@ -69,7 +70,12 @@ def children(pid: int) -> list[int]:
 
 
 class ControllerProcess:
-    """`pacekeeper controller` on any free port; `is_fresh`: started as an operator does."""
+    """`pacekeeper controller` on any free port.
+
+    Args:
+        is_fresh: Whether to start it as an operator does.
+        environment: Its further variables, if it is fresh.
+    """
 
     def __init__(
         self,
@@ -78,6 +84,7 @@ class ControllerProcess:
         listen: str = "127.0.0.1:0",
         api_listen: str = "127.0.0.1:0",
         is_fresh: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         command = ["controller", "--listen", listen, "--api-listen", api_listen]
@@ -87,7 +94,11 @@ class ControllerProcess:
             self.process: subprocess.Popen[str] | Started
             if is_fresh:
                 self.process = subprocess.Popen(
-                    [*FRESH, *command], stdout=subprocess.PIPE, stderr=log, text=True
+                    [*FRESH, *command],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={**os.environ, **(environment or {})},
                 )
             else:
                 self.process = Started(*command, errors=log.fileno())
@@ -103,9 +114,9 @@ class ControllerProcess:
     def log(self) -> str:
         return (self.folder / "controller.log").read_text()
 
-    def kill(self) -> None:
-        """As the power cut would."""
-        self._end(signal.SIGKILL)
+    def kill(self) -> int:
+        """As the power cut would; the exit code."""
+        return self._end(signal.SIGKILL)
 
     def stop(self) -> int:
         """As systemd would; the exit code."""

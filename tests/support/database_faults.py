@@ -37,6 +37,7 @@ class DatabaseProxy:
         loses_answers: Nothing more reaches the client.
         loses_writers: As both, of connections that sent a fence: the lease's connection goes on.
         loses_commits: A COMMIT or a write of the lease is done, its answer is replaced by a reset.
+        num_effects: Connections reset, pieces of data discarded, answers replaced and freezes.
     """
 
     def __init__(self, target: int) -> None:
@@ -45,7 +46,7 @@ class DatabaseProxy:
         self.port: int = self._listener.getsockname()[1]
         self.loses_requests = self.loses_answers = False
         self.loses_writers = self.loses_commits = False
-        self.lost_answers = 0
+        self.num_effects = self._num_open = 0
         self._freezes: int | None = None
         self.has_frozen = threading.Event()
         self._generation = 0  # connections of an earlier one are reset
@@ -55,6 +56,7 @@ class DatabaseProxy:
 
     def cut(self) -> None:
         """Reset all connections; new ones are served."""
+        self.num_effects += self._num_open
         self._generation += 1
 
     def freeze_in_transaction(self, pid: int) -> None:
@@ -68,7 +70,7 @@ class DatabaseProxy:
         self.loses_requests = self.loses_answers = self.loses_writers = False
         self.loses_commits, self._freezes = False, None
         if is_hurt:
-            self.cut()
+            self._generation += 1
 
     def close(self) -> None:
         self._is_over = True
@@ -92,6 +94,7 @@ class DatabaseProxy:
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
         generation, is_writer, is_fenced, is_write = self._generation, False, False, False
+        self._num_open += 1
         try:
             while not self._is_over and generation == self._generation:
                 for source in select.select([client, server], [], [], LOOK_S)[0]:
@@ -104,19 +107,22 @@ class DatabaseProxy:
                         is_writer = is_writer or is_fenced
                         is_write = ANSWERED_WRITES.search(data) is not None
                     elif is_write and self.loses_commits:
-                        self.lost_answers += 1
+                        self.num_effects += 1
                         return
                     elif is_fenced and self._freezes is not None:
                         pid, self._freezes = self._freezes, None
                         os.kill(pid, signal.SIGSTOP)
+                        self.num_effects += 1
                         self.has_frozen.set()
-                    if is_writer and self.loses_writers:
-                        continue
-                    if not (self.loses_requests if is_request else self.loses_answers):
+                    is_lost = self.loses_requests if is_request else self.loses_answers
+                    if is_lost or (is_writer and self.loses_writers):
+                        self.num_effects += 1
+                    else:
                         (server if is_request else client).sendall(data)
         except OSError:
             pass
         finally:
+            self._num_open -= 1
             _reset(client)
             _reset(server)
 
@@ -161,10 +167,11 @@ class Pooler:
                 return
             assert self._process.poll() is None, (self._folder / "log").read_text()
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """The exit code."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait()
+        return self._process.wait()
 
 
 def faketime() -> Path | None:
@@ -174,13 +181,14 @@ def faketime() -> Path | None:
 
 
 class MovedClock:
-    """The wall clock of a server that starts with `environment`: `set` moves it while it runs.
+    """The wall clock of processes that start with `environment`: `set` moves it while they run.
 
     While it is ahead, faketime keeps the server's own timers (idle_in_transaction_session_timeout)
     from firing, which a real clock does not: move it back before anything depends on them.
     """
 
     def __init__(self, folder: Path, library: Path) -> None:
+        folder.mkdir(mode=0o755)
         self._file = folder / "clock"
         self.set("+0")
         self.environment = {
@@ -197,6 +205,10 @@ class MovedClock:
         new.write_text(offset)
         new.chmod(0o644)
         new.replace(self._file)
+
+    def is_of(self, pid: int) -> bool:
+        """Whether the process has loaded the library."""
+        return "libfaketime" in Path(f"/proc/{pid}/maps").read_text()
 
 
 class SmallDisk:

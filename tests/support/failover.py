@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,11 +17,24 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Pair:
-    """Two controllers on one PostgreSQL database; `urls`: how each of them reaches it."""
+    """Two controllers on one PostgreSQL database.
 
-    def __init__(self, folder: Path, urls: str | tuple[str, str], settings: str = FAST) -> None:
+    Args:
+        urls: How each of them reaches it.
+        environments: Further variables of each of them; None: none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        urls: str | tuple[str, str],
+        settings: str = FAST,
+        *,
+        environments: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
         self._folder = folder
         self._urls = (urls, urls) if isinstance(urls, str) else urls
+        self._environments = environments
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]  # of agents
         self.apis = [f"127.0.0.1:{free_port()}" for _ in range(2)]  # of commands
         self.processes: list[ControllerProcess | None] = [None, None]
@@ -41,17 +54,20 @@ class Pair:
             *("--store", self._urls[index], "--config", str(self._folder / f"c{index}.toml")),
             listen=self.addresses[index],
             api_listen=self.apis[index],
+            is_fresh=self._environments is not None,
+            environment=None if self._environments is None else self._environments[index],
         )
         self.processes[index] = process
         return process
 
-    def kill(self, index: int) -> None:
+    def kill(self, index: int) -> int:
+        """Kill it, also if it is frozen; the exit code."""
         process = self.processes[index]
         assert process is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.process.pid, signal.SIGCONT)
-        process.kill()
         self.processes[index] = None
+        return process.kill()
 
     def signal(self, index: int, number: signal.Signals) -> None:
         process = self.processes[index]

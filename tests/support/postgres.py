@@ -71,6 +71,12 @@ class Cluster:
         self._process.wait()
 
     @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.poll() is None

@@ -42,7 +42,14 @@ def open_folder() -> Iterator[Path]:
             marks=pytest.mark.stress,
         ),
         pytest.param(
-            *(False, ("freeze in transaction, clock -1 h", "kill, clock -1 h")),
+            *(
+                False,
+                (
+                    "freeze in transaction, server's clock -1 h",
+                    "kill leader, standby's clock -1 h",
+                    "leader's clock +1 h",
+                ),
+            ),
             marks=pytest.mark.stress,
         ),
         (True, ("freeze in transaction", "kill leader")),
@@ -54,7 +61,7 @@ def test_nothing_acknowledged_is_lost_and_no_command_is_doubled(
 ) -> None:
     if is_pooled and not Pooler.found():
         pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
-    tally = Tally()
+    tally = Tally(asked=len(faults))
     with failover_time.running(open_folder, Random(5), is_pooled=is_pooled) as run:
         kinds = [FAULTS[name] for name in faults]
         for kind in failover_time.schedule(run, kinds, len(kinds)):
@@ -62,6 +69,8 @@ def test_nothing_acknowledged_is_lost_and_no_command_is_doubled(
         tally.add(run, run.stored(), "")
     figures = tally.figures()
     assert {name: figures[name] for name in ZERO} == dict.fromkeys(ZERO, 0), figures["wrong"]
+    if figures["left_out"]:
+        pytest.skip(f"not run on this host: {figures['left_out']}")
 
 
 def test_while_the_database_is_away_training_goes_on_and_reads_say_their_age(
