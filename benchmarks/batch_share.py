@@ -10,7 +10,8 @@ limit, the sum of their speeds; `without_plan` the same before. Steps of the job
 were well are the measure of speed 1. `gradient_error`: the largest difference of any gradient in
 any step from one process that computes the whole batch, over the largest gradient. `beside_sleep`:
 what a step of a well job takes beyond the sleeps, a part of them; much of it is a busy host, on
-which `fluid_fraction` says little.
+which `fluid_fraction` says little. Prints a table, last one line of JSON; ends with 1 where
+`fluid_fraction` is below 0.9 or `gradient_error` above 1e-9.
 """
 
 import argparse
@@ -45,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 JOB, RANKS, SLOW_RANK = "batch-share", 4, 2
 PER_STEP, ROWS, TOKENS, WORDS = 40, 2, 16, 32
 S_PER_MICRO_BATCH = 0.03
+LEAST_FRACTION, MOST_ERROR = 0.9, 1e-9
 SLOW_FROM, MEASURED, MOST_STEPS = 45, 20, 400
 COMMAND = (sys.executable, "-m", "pacekeeper.cli.main")
 
@@ -173,7 +175,8 @@ def watched(folder: Path) -> Iterator[Path]:
             process.wait()
 
 
-def main() -> None:
+def main() -> int:
+    """Print the table, then one line of JSON; return 1 where a bar is missed."""
     from support.forked_ranks import fork_ranks
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -214,19 +217,23 @@ def main() -> None:
         share = "" if took_s is healthy_s else f"{fluid_s / took_s:.3f}"
         table.add_row(what, f"{took_s * 1e3:.0f} ms", share)
     Console().print(table)
+    fraction, error = fluid_s / planned_s, max(rank["error"] for rank in ranks)
+    is_met = fraction >= LEAST_FRACTION and error <= MOST_ERROR
     result = {
         "trainer": given.trainer,
-        "fluid_fraction": round(fluid_s / planned_s, 4),
+        "is_met": is_met,
+        "fluid_fraction": round(fraction, 4),
         "without_plan": round(fluid_s / statistics.median(before), 4),
         "bound_of_whole_micro_batches": round(PER_STEP / total_speed / longest, 4),
         "micro_batches": counts,
         "steps_to_relief": len(before),
         "steps_to_return": sum(not one["slow"] and one["counts"] != even for one in steps),
-        "gradient_error": max(rank["error"] for rank in ranks),
+        "gradient_error": error,
         "beside_sleep": round(healthy_s / (even[0] * S_PER_MICRO_BATCH) - 1.0, 3),
     }
     print(json.dumps(result))
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

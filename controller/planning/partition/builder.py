@@ -5,7 +5,9 @@ Results are cached by shape: most groups of a large job are healthy and equal.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
+
+import numpy as np
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.model.problem import PartitionProblem
@@ -20,7 +22,6 @@ from pacekeeper.controller.planning.partition.row_split import (
     lock_step_batches,
     micro_batches,
     plan_lockstep_group,
-    rows_at_least,
     share_rows,
 )
 from pacekeeper.controller.planning.partition.shard_split import GroupShape, shape_group
@@ -31,10 +32,12 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     shard_cost,
 )
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer
+from pacekeeper.core.layout.apportion import apportion, num_micro_batches
 from pacekeeper.core.layout.layout import ShardRun
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 ROUNDS = 2  # of rows set right by the times that they led to
+NUM_COUNTS = 8  # of micro-batches, from the fewest to those that rows by speed need
 
 Shapes = tuple[tuple[GroupShape, ...], ...]
 
@@ -123,21 +126,49 @@ class Builder:
         least = [len(unit.members) * self._least_rows(unit) for unit in units]
         if sum(least) > self.problem.rows_per_step:
             return None
+        total = self.problem.rows_per_step
+        best: Partition | None = None
+        best_s = inf
+        has_lockstep = any(len(unit.members) > 1 for unit in units)
+        for count in self._numbers_of_micro_batches(units, least):
+            multiples = (1, count) if has_lockstep else (1,)
+            limit = self._rows_per_microbatch * count
+            most = [limit * len(unit.members) for unit in units] if limit else None
+            slopes = [unit.plan.row_s for unit in units]
+            constants = [unit.plan.constant_s for unit in units]
+            for _ in range(ROUNDS):
+                rows = share_rows(total, slopes, constants, least, most)
+                tried = [self._assemble(units, rows, count, multiple) for multiple in multiples]
+                prices = [self.pricer.price(partition, is_exact=False) for partition in tried]
+                found, partition = min(zip(prices, tried, strict=True), key=lambda of: of[0].step_s)
+                if found.step_s < best_s:
+                    best, best_s = partition, found.step_s
+                slopes = [
+                    max(found.pipeline_s[unit.members[0]] - constant, slope * number * 0.5) / number
+                    for unit, constant, slope, number in zip(
+                        units, constants, slopes, rows, strict=True
+                    )
+                ]
+        return best
+
+    def _numbers_of_micro_batches(
+        self, units: Sequence[_LockstepGroup], least: Sequence[int]
+    ) -> list[int]:
+        """Numbers of micro-batches to try: each costs its launches, fewer limit uneven rows."""
+        at_once = self._rows_per_microbatch
+        if not at_once:
+            return [self.num_microbatches]
+        total = self.problem.rows_per_step
+        fewest = num_micro_batches(ceil(total / sum(len(u.members) for u in units)), at_once)
         slopes = [unit.plan.row_s for unit in units]
         constants = [unit.plan.constant_s for unit in units]
-        best: Partition | None = None
-        best_s = 0.0
-        for _ in range(ROUNDS):
-            rows = share_rows(self.problem.rows_per_step, slopes, constants, least)
-            partition = self._assemble(units, rows)
-            found = self.pricer.price(partition, is_exact=False)
-            if best is None or found.step_s < best_s:
-                best, best_s = partition, found.step_s
-            slopes = [
-                max(found.pipeline_s[unit.members[0]] - constant, slope * count * 0.5) / count
-                for unit, constant, slope, count in zip(units, constants, slopes, rows, strict=True)
-            ]
-        return best
+        rows = share_rows(total, slopes, constants, least)
+        most = max(
+            max(map(max, unit.plan.rows(count, num_microbatches=fewest, least=1)))
+            for unit, count in zip(units, rows, strict=True)
+        )
+        wanted = num_micro_batches(most, at_once)
+        return sorted({*np.linspace(fewest, wanted + 1, NUM_COUNTS, dtype=int).tolist()})
 
     def _find_units(
         self,
@@ -253,30 +284,45 @@ class Builder:
         is_alone = unit.expert_group is None or self._rows_per_microbatch
         return 1 if is_alone else self.num_microbatches
 
-    def _assemble(self, units: Sequence[_LockstepGroup], rows: Sequence[int]) -> Partition:
+    def _assemble(
+        self, units: Sequence[_LockstepGroup], rows: Sequence[int], count: int, multiple: int
+    ) -> Partition:
+        """The partition of units with these rows.
+
+        Args:
+            units: the lockstep groups.
+            rows: of each.
+            count: micro-batches of pipelines that share experts.
+            multiple: rows of their pipelines are multiples of it where they can be.
+        """
         pipelines: dict[int, Pipeline] = {}
         by_stage: dict[int, tuple[int, ...]] = {}
-        for unit, count in zip(units, rows, strict=True):
-            least, plan = self._least_rows(unit), unit.plan
-            stages = list(zip(*plan.weights, strict=True))
-            counts = rows_at_least(count, plan.mean_weights, least)
-            of_stages = [rows_at_least(count, weights, least) for weights in stages]
+        for unit, number in zip(units, rows, strict=True):
+            plan = unit.plan
+            of_stages = plan.rows(
+                number,
+                num_microbatches=count,
+                least=self._least_rows(unit),
+                most=self._rows_per_microbatch * count or None,
+                multiple=multiple,
+            )
+            counts = apportion(number, map(sum, zip(*of_stages, strict=True)))
             firsts = (0, *plan.ends[:-1])
-            for number, (at, shapes) in enumerate(zip(unit.members, unit.shapes, strict=True)):
+            for place, (at, shapes) in enumerate(zip(unit.members, unit.shapes, strict=True)):
                 cells = tuple(
                     StageShard(first_layer=first, end_layer=end, attention=s.attention, mlp=s.mlp)
                     for s, first, end in zip(shapes, firsts, plan.ends, strict=True)
                 )
                 pipelines[at] = Pipeline(
                     cells=cells,
-                    micro_batches=self._batches(counts[number], unit),
+                    micro_batches=self._batches(counts[place], unit),
                     expert_group=unit.expert_group,
                 )
-                by_stage[at] = tuple(of[number] for of in of_stages)
+                by_stage[at] = tuple(of[place] for of in of_stages)
         order = sorted(pipelines)
         found = tuple(pipelines[at] for at in order)
         if self._rows_per_microbatch:
-            has_stages = len(units) == 1 and len(units[0].plan.weights[0]) > 1
+            has_stages = len(units) == 1 and len(by_stage[order[0]]) > 1
             stage_rows = [by_stage[at] for at in order] if has_stages else ()
             found = deal_rows(found, self._rows_per_microbatch, stage_rows)
         return Partition(pipelines=found, schedule=self.schedule)

@@ -1,17 +1,20 @@
 """Lockstep groups: common stage boundaries of pipelines that share experts, and their rows.
 
 A pipeline without experts is a group by itself. In a group a stage takes as long as its slowest
-pipeline, and its experts run at the speed of all ranks together; boundaries and rows are optimised
-in turns, each exactly for the other. Where each stage has shares of the rows of its own, its time
-for any layers follows from them, and both are optimised at once.
+pipeline: the rows of a micro-batch, and what the micro-batch costs whatever its rows (launches,
+latencies), which a slow rank multiplies, too. Experts run at the speed of all ranks together.
+Boundaries and rows are optimised in turns, each exactly for the other. Where each stage has shares
+of the rows of its own, its time for any layers follows from them, and both are optimised at once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
 
 import numpy as np
+import numpy.typing as npt
 
+from pacekeeper.controller.planning.model.problem import LEAST_S
 from pacekeeper.controller.planning.partition.layer_split import best_stage_boundaries
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
@@ -23,7 +26,6 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     row_s,
     spans,
 )
-from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.pipeline_schedule import Schedule, num_in_flight
 
 Place = tuple[int, int, int]  # a stage, how many there are, ranks that share its experts
@@ -32,27 +34,82 @@ NEXT_TO_NOTHING = 1e-9  # of the slowest stage
 TURNS = 4  # of cuts and rows; the best of them is kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageRowTimes:
+    """Times of the stages of a lockstep group, forward and backward.
+
+    Attributes:
+        own_s: [pipelines, stages] of one row of the pipeline.
+        constant_s: [pipelines, stages] of a micro-batch, whatever its rows.
+        expert_s: [stages] of one row of the group.
+    """
+
+    own_s: Array
+    constant_s: Array
+    expert_s: Array
+
+    def step_s(self, rows: Array, num_microbatches: int) -> float:
+        """Time of a step in which each micro-batch takes as long; rows [pipelines, stages]."""
+        of_batch = rows / num_microbatches
+        stages_s = (of_batch * self.own_s + self.constant_s).max(axis=0)
+        stages_s += of_batch.sum(axis=0) * self.expert_s
+        return float(stages_s.sum() + (num_microbatches - 1) * stages_s.max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LockstepPlan:
-    """Stage boundaries and row weights of a lockstep group.
+    """Stage boundaries of a lockstep group, and the times that its rows follow from.
 
     Attributes:
         ends: the layer after each stage.
-        weights: [pipelines][stages] rows of each pipeline, 1 in all; of one stage only where the
-            rows are the same at all stages.
+        times: of these stages.
+        is_by_stage: pipelines compute other rows at each stage.
         row_s: slope of the step time in rows of the group.
         constant_s: its intercept.
     """
 
     ends: tuple[int, ...]
-    weights: tuple[tuple[float, ...], ...]
+    times: StageRowTimes
+    is_by_stage: bool
     row_s: float
     constant_s: float
 
-    @property
-    def mean_weights(self) -> tuple[float, ...]:
-        """Rows of each pipeline in the mean over the stages."""
-        return tuple(sum(of_stages) / len(of_stages) for of_stages in self.weights)
+    def rows(
+        self,
+        total: int,
+        *,
+        num_microbatches: int,
+        least: int,
+        most: int | None = None,
+        multiple: int = 1,
+    ) -> tuple[tuple[int, ...], ...]:
+        """Whole rows of a step, the least time of the slowest stage in each micro-batch.
+
+        Args:
+            total: rows of all pipelines.
+            num_microbatches: of each pipeline.
+            least: rows of a pipeline.
+            most: rows of a pipeline; None: no limit.
+            multiple: as of `share_rows`.
+
+        Returns:
+            [stages][pipelines]; of one stage only where the rows are the same at all.
+        """
+        times = self.times
+        number = len(times.own_s)
+        stages = range(len(self.ends))
+        parts = [slice(at, at + 1) for at in stages] if self.is_by_stage else [slice(None)]
+        return tuple(
+            share_rows(
+                total,
+                times.own_s[:, part],
+                num_microbatches * times.constant_s[:, part] + total * times.expert_s[None, part],
+                [least] * number,
+                None if most is None else [most] * number,
+                multiple=multiple,
+            )
+            for part in parts
+        )
 
 
 def plan_lockstep_group(
@@ -67,7 +124,7 @@ def plan_lockstep_group(
     rows_per_microbatch: int = 0,
     is_by_stage: bool = False,
 ) -> LockstepPlan | None:
-    """Cuts and weights of pipelines in lock-step.
+    """Cuts of pipelines in lock-step, and the times of their stages.
 
     Args:
         costs: costs[pipeline][stage].
@@ -78,7 +135,7 @@ def plan_lockstep_group(
         schedule: how long activations are kept.
         ends: the cuts, where they are given.
         rows_per_microbatch: the most, where there is a limit; 0: as many as there are.
-        is_by_stage: each stage has weights of its own.
+        is_by_stage: pipelines compute other rows at each stage.
 
     Returns:
         None where they do not fit into memory; given cuts are not checked.
@@ -86,20 +143,16 @@ def plan_lockstep_group(
     micro = _MicroBatches(
         rows=rows, count=num_microbatches, most=rows_per_microbatch, schedule=schedule
     )
-    plan_group = _rows_by_stage if is_by_stage else _rows_by_pipeline
-    best = plan_group(costs, sums, micro, unevenness, ends)
-    if best is None:
+    find = _cuts_by_stage if is_by_stage else _cuts_by_pipeline
+    found = find(costs, sums, micro, unevenness, ends)
+    if found is None:
         return None
-    rest = sum(
-        max(float(constant_s(sums, group)[-1]) for group in groups)
-        for groups in zip(*costs, strict=True)
-    ) / len(costs[0])
-    return LockstepPlan(
-        ends=best.ends,
-        weights=best.weights,
-        row_s=best.row_s,
-        constant_s=rest / len(costs[0]) * (num_microbatches - 1) + rest,
-    )
+    times = _stage_times(costs, sums, found, unevenness)
+    plan = LockstepPlan(ends=found, times=times, is_by_stage=is_by_stage, row_s=0.0, constant_s=0.0)
+    best = np.array(plan.rows(rows, num_microbatches=num_microbatches, least=0), dtype=float).T
+    rest_s = times.step_s(np.zeros_like(times.own_s), num_microbatches)
+    step_s = times.step_s(np.broadcast_to(best, times.own_s.shape), num_microbatches)
+    return replace(plan, row_s=(step_s - rest_s) / rows, constant_s=rest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,63 +189,66 @@ class _MicroBatches:
         return limit
 
 
-def _rows_by_pipeline(
+def _cuts_by_pipeline(
     costs: Sequence[Sequence[GroupCost]],
     sums: LayerSums,
     micro: _MicroBatches,
     unevenness: float,
     ends: tuple[int, ...] | None,
-) -> LockstepPlan | None:
-    """The best cuts, and rows that are the same at all stages; in turns."""
-    best: LockstepPlan | None = None
-    for start in _starts(costs, sums):
-        weights = start
+) -> tuple[int, ...] | None:
+    """The best cuts for rows that are the same at all stages; in turns with these rows."""
+    if ends is not None:
+        return ends
+    best: tuple[int, ...] | None = None
+    best_s = inf
+    for weights in _starts(costs, sums):
         last: tuple[int, ...] = ()
         for _ in range(TURNS if len(costs) > 1 else 1):
-            cuts = ends or _cut(costs, sums, weights, micro, unevenness)
+            cuts = _cut(costs, sums, weights, micro, unevenness)
             if cuts is None or cuts == last:
                 break
             last = cuts
-            own, fixed = _row_times(costs, sums, cuts, unevenness)
-            balanced = row_weights(own, fixed)
-            for tried in (weights, balanced):
-                plan = _priced(cuts, tried[:, None], own, fixed, micro.count)
-                if best is None or plan.row_s < best.row_s:
-                    best = plan
-            weights = balanced
+            times = _stage_times(costs, sums, cuts, unevenness)
+            constants_s = micro.count * times.constant_s + micro.rows * times.expert_s
+            counts = share_rows(micro.rows, times.own_s, constants_s, [0] * len(costs))
+            weights = np.array(counts) / micro.rows
+            step_s = times.step_s(micro.rows * weights[:, None], micro.count)
+            if step_s < best_s:
+                best, best_s = cuts, step_s
     return best
 
 
-def _rows_by_stage(
+def _cuts_by_stage(
     costs: Sequence[Sequence[GroupCost]],
     sums: LayerSums,
     micro: _MicroBatches,
     unevenness: float,
     ends: tuple[int, ...] | None,
-) -> LockstepPlan | None:
-    """The best cuts, where the pipelines of each stage have rows by speed."""
+) -> tuple[int, ...] | None:
+    """The best cuts, where the pipelines of each stage have rows by speed.
+
+    A pipeline without rows runs a placeholder, which takes its constant time.
+    """
+    if ends is not None:
+        return ends
     table = []
     for stage, groups in enumerate(zip(*costs, strict=True)):
-        own = np.stack([spans(row_s(sums, group)) for group in groups])
-        fixed = np.stack([spans(constant_s(sums, group)) for group in groups]).max(axis=0)
-        expert = expert_row_s(sums, groups, unevenness)
-        some = np.isfinite(fixed)
-        shared = np.where(some, expert[None, :] - expert[:, None], 0.0)
-        with np.errstate(divide="ignore"):  # layers of experts alone take no time of a pipeline
-            together = 1.0 / np.where(some, (1.0 / own).sum(axis=0), 1.0)
+        own_s = np.stack([spans(row_s(sums, group)) for group in groups])
+        constants_s = np.stack([spans(constant_s(sums, group)) for group in groups])
+        expert_s = expert_row_s(sums, groups, unevenness)
+        some = np.isfinite(constants_s[0])
+        own_s = np.maximum(np.where(some, own_s, 1.0), LEAST_S)  # layers of experts alone take none
+        constants_s = np.where(some, constants_s, 0.0)
+        shared_s = np.where(some, expert_s[None, :] - expert_s[:, None], 0.0)
+        together_s = micro.per_batch + (constants_s / own_s).sum(axis=0)
+        together_s /= (1.0 / own_s).sum(axis=0)
+        slowest_s = np.maximum(together_s, constants_s.max(axis=0))
         sharers = sum(group.num_ranks for group in groups)
         rows = np.full(len(groups), micro.per_batch / len(groups))  # checked again when they differ
         limit = micro.limit(sums, groups, rows, (stage, len(costs[0]), sharers))
-        taken = micro.per_batch * (together + shared) + fixed
-        table.append(np.where(some, taken + limit, np.inf))
-    if ends is None:
-        found = best_stage_boundaries(table, micro.count)
-        if found is None:
-            return None
-        ends = found.ends
-    own, fixed = _row_times(costs, sums, ends, unevenness)
-    paces = 1.0 / np.maximum(own, NEXT_TO_NOTHING * float(own.max() + fixed.max()))
-    return _priced(ends, paces / paces.sum(axis=0), own, fixed, micro.count)
+        table.append(np.where(some, slowest_s + micro.per_batch * shared_s + limit, np.inf))
+    found = best_stage_boundaries(table, micro.count)
+    return None if found is None else found.ends
 
 
 def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array]:
@@ -234,97 +290,85 @@ def _cut(
     return None if cuts is None else cuts.ends
 
 
-def _row_times(
+def _stage_times(
     costs: Sequence[Sequence[GroupCost]],
     sums: LayerSums,
     ends: tuple[int, ...],
     unevenness: float,
-) -> tuple[Array, Array]:
-    """Seconds of one row: own [pipelines, stages], and experts [stages] of all that share them."""
+) -> StageRowTimes:
+    """The times of stages with these cuts."""
     first, end = [0, *ends[:-1]], list(ends)
     stages = range(len(ends))
-    own = np.array([[row_s(sums, group) for group in of_pipeline] for of_pipeline in costs])
-    experts = np.array(
-        [expert_row_s(sums, [of[stage] for of in costs], unevenness) for stage in stages]
-    )
-    return (
-        own[:, stages, end] - own[:, stages, first],
-        experts[stages, end] - experts[stages, first],
-    )
 
+    def between(of_layers: Array) -> Array:
+        """[..., stages, layers + 1] sums over layers to those of the stages."""
+        found: Array = of_layers[..., stages, end] - of_layers[..., stages, first]
+        return found
 
-def row_weights(own: Array, experts: Array) -> Array:
-    """Rows [pipelines], 1 in all, with the least slowest stage: bisection on its time.
+    def of_groups(sums_s: Callable[[LayerSums, GroupCost], Array]) -> Array:
+        return between(np.array([[sums_s(sums, one) for one in groups] for groups in costs]))
 
-    own [pipelines, stages]: seconds of a pipeline for one row of its own; experts [stages]: for one
-    row of all that share them. A stage without work of its own takes next to nothing.
-    """
-    own = np.maximum(own, NEXT_TO_NOTHING * float(own.max() + experts.max()))
-    low = float(experts.max())
-    high = low + float(own.max())
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        taken = ((middle - experts)[None, :] / own).min(axis=1).clip(min=0.0)
-        if taken.sum() >= 1.0:
-            high = middle
-        else:
-            low = middle
-    taken = ((high - experts)[None, :] / own).min(axis=1).clip(min=0.0)
-    result: Array = taken / taken.sum()
-    return result
-
-
-def _priced(
-    ends: tuple[int, ...], weights: Array, own: Array, experts: Array, num_microbatches: int
-) -> LockstepPlan:
-    """weights: [pipelines, stages], or [pipelines, 1] for all stages; own, experts: of one row."""
-    stages = (weights * own).max(axis=0) + experts
-    whole = float(stages.sum() + (num_microbatches - 1) * stages.max()) / num_microbatches
-    return LockstepPlan(
-        ends=ends, weights=tuple(map(tuple, weights.tolist())), row_s=whole, constant_s=0.0
+    return StageRowTimes(
+        own_s=of_groups(row_s),
+        constant_s=of_groups(constant_s),
+        expert_s=between(
+            np.array([expert_row_s(sums, [of[at] for of in costs], unevenness) for at in stages])
+        ),
     )
 
 
 def share_rows(
-    total: int, row_s: Sequence[float], constants_s: Sequence[float], least: Sequence[int]
+    total: int,
+    row_s: npt.ArrayLike,
+    constants_s: npt.ArrayLike,
+    least: Sequence[int],
+    most: Sequence[int] | None = None,
+    *,
+    multiple: int = 1,
 ) -> tuple[int, ...]:
-    """Whole rows for units whose steps take rows * row_s + constant: the least maximum.
+    """Whole rows for units of which each stage takes rows * row_s + constant: the least maximum.
 
-    Each gets `least` at least. Raises ValueError where there are fewer rows than that.
+    Args:
+        total: rows of all units.
+        row_s: [units] or [units, stages] seconds of a row; almost nothing may be 0.
+        constants_s: of the same shape, seconds whatever the rows.
+        least: rows of each unit.
+        most: rows of each unit; None: no limit.
+        multiple: rows are multiples of it, except the least and those of the remainder.
+
+    Raises:
+        ValueError: there are fewer rows than the least, or more than the most.
     """
-    if sum(least) > total:
-        raise ValueError(f"{total} rows, at least {sum(least)} are needed")
-    low, high = 0.0, max(c + total * r for r, c in zip(row_s, constants_s, strict=True))
-    slopes, fixed, floor = np.array(row_s), np.array(constants_s), np.array(least)
+    floor = np.array(least)
+    ceiling = np.full(len(floor), total) if most is None else np.array(most)
+    if not floor.sum() <= total <= np.maximum(ceiling, floor).sum():
+        raise ValueError(f"{total} rows, {floor.sum()} to {ceiling.sum()} are possible")
+    slopes = np.array(row_s, dtype=float).reshape(len(floor), -1)
+    rest_s = np.array(constants_s, dtype=float).reshape(slopes.shape)
+    slopes = np.maximum(slopes, max(NEXT_TO_NOTHING * float(slopes.max() + rest_s.max()), LEAST_S))
+
+    def counts_within(limit_s: float) -> npt.NDArray[np.int64]:
+        found = np.floor(((limit_s - rest_s) / slopes).min(axis=1) + 1e-9)
+        whole = np.minimum(found, ceiling) // multiple * multiple
+        counts: npt.NDArray[np.int64] = np.maximum(whole, floor).astype(np.int64)
+        return counts
+
+    low, high = 0.0, float((rest_s + total * slopes).max())
     for _ in range(100):
         middle = 0.5 * (low + high)
-        counts = np.maximum(np.floor((middle - fixed) / slopes + 1e-9), floor)
-        if counts.sum() > total:
+        if counts_within(middle).sum() > total:
             high = middle
         else:
             low = middle
-    counts = np.maximum(np.floor((low - fixed) / slopes + 1e-9), floor).astype(int)
+    counts = counts_within(low)
     while counts.sum() < total:
-        counts[int(np.argmin((counts + 1) * slopes + fixed))] += 1
+        left = np.minimum(ceiling - counts, total - counts.sum())
+        more = np.minimum(multiple - counts % multiple, left)
+        longest = -(-(counts + more) // multiple) * multiple  # micro-batch, times their number
+        taken_s = (longest[:, None] * slopes + rest_s).max(axis=1)
+        at = int(np.argmin(np.where(more > 0, taken_s, np.inf)))
+        counts[at] += more[at]
     return tuple(counts.tolist())
-
-
-def rows_at_least(total: int, weights: Sequence[float], least: int) -> tuple[int, ...]:
-    """Rows by weight; those that would get fewer get `least`, the others divide the rest."""
-    fixed: set[int] = set()
-    while True:
-        free = [at for at in range(len(weights)) if at not in fixed]
-        counts = dict(
-            zip(
-                free,
-                apportion(total - least * len(fixed), [weights[at] for at in free]),
-                strict=True,
-            )
-        )
-        low = {at for at, count in counts.items() if count < least}
-        if not low:
-            return tuple(counts.get(at, least) for at in range(len(weights)))
-        fixed |= low
 
 
 def micro_batches(rows: int, *, per_batch: int, num_microbatches: int) -> tuple[int, ...]:

@@ -45,8 +45,8 @@ class GroupCost:
     shares: tuple[tuple[float, float, float], ...]
 
     @property
-    def slowest(self) -> float:
-        """How many times as long its slowest rank takes as a device of speed 1."""
+    def relative_time_max(self) -> float:
+        """Time of its slowest rank for replicated work, over that of a device of speed 1."""
         return max(replicated for _, _, replicated in self.relative_times)
 
 
@@ -198,7 +198,7 @@ def constant_s(sums: LayerSums, group: GroupCost) -> Array:
     """
     ratio = sums.model.backward_ratio
     return np.arange(sums.num_layers + 1.0) * (
-        (1.0 + ratio) * sums.model.launch_s * group.slowest + 2.0 * group.sum_s
+        (1.0 + ratio) * sums.model.launch_s * group.relative_time_max + 2.0 * group.sum_s
     )
 
 

@@ -139,11 +139,10 @@ class StageTimeModel:
     ) -> tuple[Array, Array, Array]:
         """Forward, input and weight gradients [stages, micro-batches] of one lock-step."""
         stages = range(len(pipelines[0].cells))
-        # [pipelines, stages, micro-batches]
+        # rows, compute_s [pipelines, stages, micro-batches]; the rest [pipelines, stages]
         rows = np.array([[one.batches_at(stage) for stage in stages] for one in pipelines], float)
         ratio = self.problem.model.backward_ratio
         cells = [[self._cell(cell) for cell in pipeline.cells] for pipeline in pipelines]
-        # [pipelines, stages]
         compute_s = np.array(
             [
                 [
@@ -179,7 +178,8 @@ class StageTimeModel:
         weight_s = chunk_s(0.5 * ratio, has_messages=False)
         if schedule is Schedule.ZERO_BUBBLE:
             return chunk_s(1.0), chunk_s(0.5 * ratio), weight_s
-        return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s  # one chunk: who waits, waits once
+        # Input and weight gradients are one chunk: pipelines wait for each other once, at its end.
+        return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s
 
     def _mixed(
         self, pipelines: Sequence[Pipeline], cells: Sequence[Sequence[_ShardTimes]], rows: Array

@@ -4,13 +4,12 @@ import warnings
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 import pytest
 
 from pacekeeper.controller.planning.model.partition import Partition, Pipeline, StageShard
 from pacekeeper.controller.planning.model.problem import Device, Links, MovePrices
 from pacekeeper.controller.planning.partition.constraints import check_lock_step, check_partition
-from pacekeeper.controller.planning.partition.row_split import row_weights
+from pacekeeper.controller.planning.partition.row_split import share_rows
 from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.core.layout.layout import ShardRun
 from support.partitions import even_partition, model_of, problem_of, runs_of
@@ -142,10 +141,17 @@ def test_devices_and_links_that_are_no_numbers_to_plan_with_are_refused() -> Non
         replace(DENSE, backward_ratio=1e-300)
 
 
-def test_rows_are_weighed_without_a_warning_where_a_pipeline_has_no_work_of_its_own() -> None:
+def test_rows_are_shared_without_a_warning_where_a_pipeline_has_no_work_of_its_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        weights = row_weights(np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([0.5, 0.0]))
-        alike = row_weights(np.zeros((2, 1)), np.array([0.5]))
-    assert weights == pytest.approx([1.0, 0.0], abs=1e-6)
-    assert alike == pytest.approx([0.5, 0.5])
+        rows = share_rows(8, [[0.0, 0.0], [1.0, 2.0]], [[4.0, 0.0], [4.0, 0.0]], [0, 0])
+        alike = share_rows(8, [[0.0], [0.0]], [[4.0], [4.0]], [0, 0])
+    assert rows == (8, 0)
+    assert sum(alike) == 8
+
+
+def test_rows_keep_to_their_limits() -> None:
+    assert share_rows(10, [1.0, 4.0], [0.0, 0.0], [1, 1], [6, 9]) == (6, 4)
+    for total in (1, 16):
+        with pytest.raises(ValueError, match=f"{total} rows"):
+            share_rows(total, [1.0, 4.0], [0.0, 0.0], [1, 1], [6, 9])
