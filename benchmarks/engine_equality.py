@@ -10,6 +10,8 @@ with its own experts, torch's AdamW and gradient clipping, in one process. Again
 - `meshes`: 200 steps with 40 changes to random stages, tensor groups, runs of shards, pipelines,
   schedules (1F1B, zero bubble), batch shares, replicas, and in every second layout or so owners of
   optimizer state and shares of the rows by stage;
+- `all_at_once`: the same on eight ranks and four layers, always two pipelines of two stages of
+  tensor groups of two; their ranks, runs, cuts, shares and replicas are drawn at each change;
 - `without_moments`: a negative control, moves that forget the optimizer's state: it must fail.
 An error is the largest of a tensor (of one expert), relative to the tensor's largest value.
 Gradients are compared at every step, parameters at the end. Prints a table, then one line of JSON;
@@ -47,22 +49,24 @@ from pacekeeper.trainer.parallel.layouts import start_layout
 
 BAR = 1e-9
 SHARDS = 4
-RANKS, NUM_EXPERTS, ROWS, ROW_TOKENS, VOCABULARY = 4, 6, 8, 12, 96
+NUM_EXPERTS, ROWS, ROW_TOKENS, VOCABULARY = 6, 8, 12, 96
 STEPS = {
     "one_process": 6,
     "four_ranks": 6,
     "replicas": 6,
     "moves": 50,
     "meshes": 200,
+    "all_at_once": 200,
     "without_moments": 12,
 }
-MOVES = {"moves": 20, "meshes": 40, "without_moments": 4}
+MOVES = {"moves": 20, "meshes": 40, "all_at_once": 40, "without_moments": 4}
+MESHES: dict[str, tuple[int, int] | None] = {"meshes": None, "all_at_once": (2, 2)}
+FEW, MANY = (4, 2), (8, 4)  # ranks, layers
 CLIP, SEED = 0.5, 18
 LEARNING_RATE = 3e-4  # AdamW amplifies rounding: with ten times as much, 50 steps reach 1e-6
 COMMON = dict(
     vocab_size=VOCABULARY,
     hidden_size=64,
-    num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=4,
     max_position_embeddings=64,
@@ -92,15 +96,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         num_local_experts=NUM_EXPERTS,
         head_dim=16,
         intermediate_size=32,
-        layer_types=["sliding_attention", "full_attention"],
     ),
     "olmoe": dict(num_experts=NUM_EXPERTS, intermediate_size=32),
 }
 
 
-def config(family: str) -> dict[str, Any]:
+def size_of(mode: str) -> tuple[int, int]:
+    """Ranks and layers."""
+    return MANY if mode == "all_at_once" else FEW
+
+
+def config(family: str, num_layers: int) -> dict[str, Any]:
     """A tiny model of a family."""
-    return {"model_type": family, **COMMON, **FAMILIES[family]}
+    found = {"model_type": family, "num_hidden_layers": num_layers, **COMMON, **FAMILIES[family]}
+    if family == "gpt_oss":
+        found["layer_types"] = ["sliding_attention", "full_attention"] * (num_layers // 2)
+    return found
 
 
 def rows_of(step: int) -> Tensor:
@@ -127,9 +138,9 @@ def optimizer_of(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.1)
 
 
-def reference(family: str, steps: int, file: Path) -> list[float]:
+def reference(family: str, num_layers: int, steps: int, file: Path) -> list[float]:
     """Train in one process with the library's experts; write gradients and final parameters."""
-    engine = Engine.from_config(config(family), seed=SEED, dtype=torch.float64)
+    engine = Engine.from_config(config(family, num_layers), seed=SEED, dtype=torch.float64)
     names = {name: p for name, p in engine.model.named_parameters() if p.requires_grad}
     for one in engine.skeleton.experts:
         if one is not None:
@@ -163,21 +174,22 @@ def layouts(mode: str, engine_layout: Layout) -> Iterator[Layout | None]:
     at = set(chosen.sample(range(1, steps), moves))
     layout = engine_layout
     for step in range(steps):
-        if step in at and mode == "meshes":
+        if step in at and mode in MESHES:
             layout = random_mesh(
-                range(RANKS),
+                range(size_of(mode)[0]),
                 counts,
                 SHARDS,
                 layout.generation + 1,
                 chosen,
                 layout.shared_mlp_layers,
+                shape=MESHES[mode],
             )
         elif step in at:
             layout = replace(
                 layout,
                 generation=layout.generation + 1,
                 experts=tuple(
-                    tuple(random_replicas(range(RANKS), chosen) for _ in placed)
+                    tuple(random_replicas(range(size_of(mode)[0]), chosen) for _ in placed)
                     for placed in layout.experts
                 ),
             )
@@ -185,12 +197,13 @@ def layouts(mode: str, engine_layout: Layout) -> Iterator[Layout | None]:
 
 
 def first_layout(family: str, mode: str, size: int) -> Layout:
-    shards = SHARDS if mode == "meshes" else 1
-    skeleton = build_skeleton(config(family), num_attention_shards=shards, num_mlp_shards=shards)
+    shards = SHARDS if mode in MESHES else 1
+    model = config(family, size_of(mode)[1])
+    skeleton = build_skeleton(model, num_attention_shards=shards, num_mlp_shards=shards)
     counts = [one.num_experts if one else 0 for one in skeleton.experts]
-    if mode == "meshes":
-        shared = skeleton.shared_mlp_layers
-        return random_mesh(range(size), counts, SHARDS, 1, random.Random(SEED), shared)
+    if mode in MESHES:
+        shared, chosen = skeleton.shared_mlp_layers, random.Random(SEED)
+        return random_mesh(range(size), counts, SHARDS, 1, chosen, shared, shape=MESHES[mode])
     return start_layout(counts, range(size), 2 if mode == "replicas" else 1)
 
 
@@ -201,7 +214,7 @@ def train(
     rank = groups.exchange.rank if groups else 0
     size = len(groups.exchange.ranks) if groups else 1
     engine = Engine.from_config(
-        config(family),
+        config(family, size_of(mode)[1]),
         seed=SEED,
         dtype=torch.float64,
         groups=groups,
@@ -240,7 +253,7 @@ def train(
                     forget_arrived(engine, optimizer, before)
             result = engine.step(
                 [micro_batch(rows_of(step)[list(own)]) for own in engine.micro_batches(ROWS, 3)]
-                if mode == "meshes"
+                if mode in MESHES
                 else own_rows(step, rank, size)
             )
             error = abs(result.loss.item() - losses[step]) / losses[step]
@@ -264,10 +277,10 @@ def forget_arrived(
 
 
 def rank_main(rank: int, family: str, modes: list[str], folder: str) -> None:
-    """One of the ranks: all modes of a family."""
+    """One of the ranks: all modes of a family that have as many."""
     use_float64()
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    store, size = f"file://{folder}/store", size_of(modes[0])[0]
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     groups = EngineGroups.from_torch(torch.device("cpu"))
     losses = json.loads(Path(folder, "losses.json").read_text())
     found = {}
@@ -286,22 +299,26 @@ def reference_main(_: int, family: str, modes: list[str], folder: str) -> None:
     """The reference, and the engine in one process."""
     use_float64()
     file = Path(folder, "reference")
-    losses = reference(family, max(STEPS[mode] for mode in modes), file)
+    losses = reference(family, size_of(modes[0])[1], max(STEPS[mode] for mode in modes), file)
     Path(folder, "losses.json").write_text(json.dumps(losses))
     if "one_process" in modes:
-        found = train(family, "one_process", None, file, losses)
+        found = {"one_process": train(family, "one_process", None, file, losses)}
         Path(folder, "alone.json").write_text(json.dumps(found))
 
 
 def compare_family(family: str, modes: list[str]) -> dict[str, dict[str, float]]:
     """The worst errors of each mode."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_processes(reference_main, 1, family, modes, folder)
-        run_processes(rank_main, RANKS, family, modes, folder)
-        found: dict[str, dict[str, float]] = json.loads(Path(folder, "found.json").read_text())
-        alone = Path(folder, "alone.json")
-        if alone.exists():
-            found["one_process"] = json.loads(alone.read_text())
+    found: dict[str, dict[str, float]] = {}
+    for size in (FEW, MANY):
+        alike = [mode for mode in modes if size_of(mode) == size]
+        if not alike:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            run_processes(reference_main, 1, family, alike, folder)
+            run_processes(rank_main, size[0], family, alike, folder)
+            for name in ("found.json", "alone.json"):
+                if (file := Path(folder, name)).exists():
+                    found |= json.loads(file.read_text())
     return {mode: found[mode] for mode in modes}
 
 

@@ -23,6 +23,8 @@ def random_mesh(
     generation: int,
     chosen: Random,
     shared_mlp_layers: tuple[int, ...] = (),
+    *,
+    shape: tuple[int, int] | None = None,
 ) -> Layout:
     """One to three pipelines of one or two stages, in any schedule; groups of any sizes and runs.
 
@@ -36,14 +38,19 @@ def random_mesh(
         generation: Of the layout.
         chosen: Source of all choices.
         shared_mlp_layers: Layers with shared experts.
+        shape: Pipelines and stages, of groups of equal size; None: any.
     """
     order = list(ranks)
     chosen.shuffle(order)
-    num_stages = chosen.choice([1, 2]) if len(order) > 1 else 1
-    num_pipelines = chosen.randint(1, min(len(order) // num_stages, 3))
+    if shape is None:
+        num_stages = chosen.choice([1, 2]) if len(order) > 1 else 1
+        num_pipelines = chosen.randint(1, min(len(order) // num_stages, 3))
+    else:
+        num_pipelines, num_stages = shape
     groups: list[list[int]] = [[] for _ in range(num_stages * num_pipelines)]
     for place, rank in enumerate(order):
-        index = place if place < len(groups) else chosen.randrange(len(groups))
+        is_dealt = shape is not None or place < len(groups)
+        index = place % len(groups) if is_dealt else chosen.randrange(len(groups))
         if len(groups[index]) < num_shards:
             groups[index].append(rank)
     ends = [chosen.randint(1, len(num_experts) - 1)] if num_stages == 2 else []

@@ -1,7 +1,10 @@
-"""The Python of pages about training runs as it stands, on what the text around it speaks of.
+"""The Python of pages about training runs, on what the text around it speaks of.
 
-Where a page says "train as before" or `...`, a test trains. DeepSpeed, Megatron and torchtitan are
-stand-ins that make their calls in their order; Hugging Face's and Lightning's trainers are real.
+What a page takes for granted (models, data, the trainer's classes) is given by the test, and where
+it says "train as before" or `...`, the test trains. Two more things differ: the pages of the engine
+and of its data run with small numbers, and with one step for each batch of the loader. DeepSpeed,
+Megatron and torchtitan are stand-ins that make their calls in their order; Hugging Face's and
+Lightning's trainers are real.
 """
 
 import inspect
@@ -12,20 +15,19 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
 
-import pacekeeper
+from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.core.telemetry.shm_ring import ring_file_name
 from pacekeeper.trainer.adapters import torchtitan
-from pacekeeper.trainer.adapters.batch_shares import BatchShares, ShareSchedule, step_loader
+from pacekeeper.trainer.plans.consumer import PlanConsumer
 from support import deepspeed_calls, megatron_calls, torchtitan_calls
 from support.rings import records_in
 from support.tree import ROOT
@@ -91,6 +93,15 @@ def test_what_the_blocks_of_the_page_of_torch_tell_is_reported() -> None:
     assert losses[0] > losses[-1] > 0.0
 
 
+def token_rows(number: int) -> list[dict[str, Tensor]]:
+    return [{"input_ids": torch.ones(4, dtype=torch.int64)} for _ in range(number)]
+
+
+def mean_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss: Tensor = model(batch["input_ids"].float()).square().mean()
+    return loss
+
+
 def test_batch_shares_of_a_plain_loop() -> None:
     model = DistributedDataParallel(nn.Linear(4, 1))
     found = run(
@@ -99,15 +110,75 @@ def test_batch_shares_of_a_plain_loop() -> None:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         rank=0,
         world_size=1,
-        dataset=TensorDataset(torch.ones(STEPS * 32 * 8, 4)),
-        loss_of=lambda model, batch: model(batch[0]).square().mean(),
-        pacekeeper=pacekeeper,
-        ShareSchedule=ShareSchedule,
-        BatchShares=partial(BatchShares, tokens_of=lambda batch: len(batch[0])),
-        step_loader=step_loader,
+        dataset=token_rows(STEPS * 32 * 8),
+        loss_of=mean_of,
     )
     assert found["schedule"].at(found["shares"].step) == (32,)
     assert len(recorded(MicroBatchRecord)) == STEPS * 32
+
+
+def test_batch_shares_of_huggingface() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    from support.share_trainer_runs import mixtral
+
+    rows = [row | {"labels": row["input_ids"]} for row in token_rows(STEPS * 32 * 2)]
+
+    class Given(Trainer):  # type: ignore[misc]
+        def __init__(self, _: Any, callbacks: list[Any]) -> None:
+            arguments = TrainingArguments(
+                "out", report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+                per_device_train_batch_size=2, max_steps=STEPS, ddp_backend="gloo",
+            )  # fmt: skip
+            super().__init__(mixtral(), arguments, train_dataset=rows, callbacks=callbacks)
+
+    run(blocks("docs/plan-consumer.md")[1] + "trainer.train()\n", Trainer=Given)
+    assert steps_of_my_run() == [*range(STEPS)]
+    assert len(recorded(MicroBatchRecord, MY_RUN)) == STEPS * 32
+
+
+def test_batch_shares_of_lightning() -> None:
+    lightning: Any = pytest.importorskip("lightning.pytorch")
+    from support.lightning_runs import trainer
+
+    class Given(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def loss_of(self, batch: dict[str, Tensor]) -> Tensor:
+            return mean_of(self.layer, batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    page = (ROOT / "docs/plan-consumer.md").read_text()
+    callback = 'Pacekeeper(job="my-run", micro_batches_per_step=32)'
+    option = "use_distributed_sampler"
+    assert page.count(callback) == 2 and f"`Trainer({option}=False)`" in page
+    code = blocks("docs/plan-consumer.md")[2] + f"fit(MyModule(), {callback})\n"
+
+    def fit(module: Any, watch: Any) -> None:
+        options = {option: False, "strategy": "ddp", "devices": 1, "max_steps": STEPS}
+        trainer(lightning, Path("out"), watch, **options).fit(module)
+
+    run(code, LightningModule=Given, dataset=token_rows(STEPS * 32 * 8), fit=fit)
+    assert steps_of_my_run() == [*range(STEPS)]
+    work = recorded(MicroBatchRecord, MY_RUN)  # Lightning's batch, a whole step, is one
+    assert [one.tokens for one in work] == [32 * 8 * 4] * STEPS
+
+
+def test_the_protocol_of_consumers_is_that_of_the_code() -> None:
+    """examples/plan_consumer.py, which follows it, has tests of its own."""
+    found = run(blocks("docs/plan-consumer.md")[3], Protocol=Protocol, Layout=Layout)
+    (page,) = [value for name, value in found.items() if name == "PlanConsumer"]
+    methods = {name for name in vars(PlanConsumer) if not name.startswith("_")}
+    assert methods == {name for name in vars(page) if not name.startswith("_")}
+    for name in methods:
+        ours, theirs = (inspect.signature(getattr(one, name)) for one in (PlanConsumer, page))
+        assert ours == theirs, name
 
 
 def test_the_engine_as_a_library_on_token_files() -> None:
