@@ -5,8 +5,9 @@ and where they have run: before and within the model's call, within the passes o
 last node of its graph, and after the backward pass. Between two marks lie our hooks and little of
 torch, so a gap of microseconds is measured in place, after a micro-batch of any length has emptied
 the caches. `cost` is the sum over the gaps of the difference of medians, with and without the
-attachment in turn; another process that takes the core for a while moves no median. Hooks in the
-same places that only read two clocks take their turn, too: what any such hook costs.
+attachment in turn; another process that takes the core for a while moves no median. Hooks around
+the forward pass and at both ends of the backward pass that only read two clocks take their turn,
+too.
 """
 
 import statistics
@@ -135,6 +136,15 @@ class Gaps(NamedTuple):
     step: list[float]
     duration: list[float]
 
+    @classmethod
+    def empty(cls) -> "Gaps":
+        """Return gaps of which none is measured yet."""
+        return cls({name: [] for name in GAPS}, [], [])
+
+    def added_us(self, alone: "Gaps") -> dict[str, float]:
+        """Return what the micro-batches took longer than those of `alone`, by gap."""
+        return {n: _added_us(took, alone.micro_batch[n]) for n, took in self.micro_batch.items()}
+
 
 def cost(size: Size, rounds: int) -> dict[str, Any]:
     """Return the microseconds that the attachment adds, by gap, per micro-batch and per step."""
@@ -143,7 +153,7 @@ def cost(size: Size, rounds: int) -> dict[str, Any]:
     model = MarkedModel(size)
     optimizer = MarkedSGD(model.parameters(), lr=1e-6)
     ids = torch.zeros(2, 64, dtype=torch.int64)
-    alone, bare, watched = (Gaps({name: [] for name in GAPS}, [], []) for _ in range(3))
+    alone, bare, watched = Gaps.empty(), Gaps.empty(), Gaps.empty()
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
             _run(alone, model, optimizer, ids, size.steps)
@@ -154,16 +164,13 @@ def cost(size: Size, rounds: int) -> dict[str, Any]:
             _run(watched, model, optimizer, ids, size.steps)
             assert pace.ring.num_errors == 0, "all hooks ran"
             pace.detach()
-    by_gap, bare_us = (
-        {n: _added_us(one.micro_batch[n], alone.micro_batch[n]) for n in GAPS}
-        for one in (watched, bare)
-    )
+    by_gap = watched.added_us(alone)
     per_step = _added_us(watched.step, alone.step)
     return {
         "micro_batch_ms": statistics.median(alone.duration) * 1e3,
         "by_gap_us": by_gap,
         "per_micro_batch_us": sum(by_gap.values()),
-        "bare_hooks_us": sum(bare_us.values()),
+        "bare_hooks_us": sum(bare.added_us(alone).values()),
         "per_step_us": per_step,
         "with_part_of_step_us": sum(by_gap.values()) + per_step / BATCHES,
     }
