@@ -234,10 +234,8 @@ class Run:
         self.pair.start(0)
         self.pair.start(1)
         self.nodes = [Node(folder, f"n{i}", self.pair.both) for i in range(2)]
-        self.leader = self.pair.leader()
-        self._await_all()
+        self.leader = 0
         self.terms = Terms(self._url)
-        self.ranks = Ranks(self.nodes)
         self.listed: set[KnownIncident] = set()
         self.times: dict[str, list[Times]] = {}
         self._rings: list[object] = []
@@ -245,6 +243,12 @@ class Run:
         self.num_effects = 0  # beside those of the proxies
         self.without_effect: list[str] = []
         self.left_out: list[str] = []
+
+    def start(self) -> None:
+        """Wait for a leader and all agents, then begin with the live job."""
+        self.leader = self.pair.leader()
+        self._await_all()
+        self.ranks = Ranks(self.nodes)
 
     def fault(self, kind: Fault, name: str) -> Times:
         """One fault, with a rank lost within a second of it; returns when the fleet is whole."""
@@ -484,8 +488,8 @@ class Run:
         """Nothing of it goes on."""
         if hasattr(self, "ranks"):
             self.ranks.close()
-            self.terms.close()
-        for node in getattr(self, "nodes", ()):
+        self.terms.close()
+        for node in self.nodes:
             node.kill()
         self.pair.__exit__()
         for proxy in self.proxies:
@@ -516,6 +520,7 @@ def running(folder: Path, random: Random, *, is_pooled: bool) -> Iterator[Run]:
         run = Run(folder / "run", server, random, clocks=clocks, disk=disk, is_pooled=is_pooled)
         stack.callback(run.close)
         try:
+            run.start()
             yield run
         except BaseException:
             for index in range(2):

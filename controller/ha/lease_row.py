@@ -1,9 +1,9 @@
 """The lease's record: one row of the table `leases` in the shared PostgreSQL database.
 
 It has a connection of its own, so that no write transaction delays a renewal. A change of the term
-waits for the write transactions of the previous term (`storage/postgres.py`); a renewal does not. A
-change that waits too long ends their sessions: the server's own limits depend on its clock, which
-may be set back.
+ends the sessions that write in the previous term, then waits until they have let go of the row
+(`storage/postgres.py`); the server's own limits depend on its clock, which may be set back. A
+renewal neither ends nor waits.
 """
 
 import contextlib
@@ -33,17 +33,18 @@ _VALUES = ", ".join(f"%({name.strip()})s" for name in _COLUMNS.split(","))
 _INSERT = (
     f"INSERT INTO leases (name, {_COLUMNS}) VALUES (%(name)s, {_VALUES}) ON CONFLICT DO NOTHING"
 )
+_EXPECTED = "name = %(name)s AND term = %(old_term)s AND run_id = %(old_run_id)s"
+_EXPECTED += " AND renewals = %(old_renewals)s"
 # A session that waits for a lock does not see that its client has gone: the limit ends it, else
 # attempts to take over would use up the server's connections.
 _UPDATE = (
     f"UPDATE leases SET ({_COLUMNS}) = ({_VALUES})"
-    " FROM (SELECT set_config('lock_timeout', %(limit)s, true)) AS limits"
-    " WHERE name = %(name)s AND term = %(old_term)s"
-    " AND run_id = %(old_run_id)s AND renewals = %(old_renewals)s"
+    f" FROM (SELECT set_config('lock_timeout', %(limit)s, true)) AS limits WHERE {_EXPECTED}"
 )
 _END_WRITERS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name = %(name)s"
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity, leases"
+    f" WHERE datname = current_database() AND state <> 'idle'"
+    f" AND application_name = %(writer)s AND {_EXPECTED}"
 )
 LOCK_SHARE = 0.5  # of a call's limit: how long a change of the term waits for write transactions
 
@@ -69,23 +70,16 @@ class LeaseRow:
             return c.execute(_READ, {"name": LEASE}).fetchone()
 
     def write(self, record: Record, expected: Record | None) -> bool:
-        """Replace `expected` by `record`; False: the row has another record.
-
-        If a write transaction of the expected term blocks the change, its session is ended and
-        AwayError is raised: the caller reads the record and tries again.
-        """
+        """Replace `expected` by `record`; False: the row has another record."""
         limit_ms = str(int(self._limit_s * LOCK_SHARE * 1000))
         values = {"name": LEASE, "limit": limit_ms, **asdict(record)}
         if expected is not None:
             old = ("term", "run_id", "renewals")
             values |= {f"old_{name}": getattr(expected, name) for name in old}
         with self._connected() as connection:
-            try:
-                done = connection.execute(_INSERT if expected is None else _UPDATE, values)
-            except psycopg.errors.LockNotAvailable:
-                if expected is not None:
-                    connection.execute(_END_WRITERS, {"name": f"{WRITER}{expected.term}"})
-                raise
+            if expected is not None and expected.term != record.term:
+                connection.execute(_END_WRITERS, {"writer": f"{WRITER}{expected.term}", **values})
+            done = connection.execute(_INSERT if expected is None else _UPDATE, values)
             return done.rowcount == 1
 
     def close(self) -> None:
