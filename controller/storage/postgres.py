@@ -111,7 +111,7 @@ class PostgresDatabase:
             raise ConfigError(f"--store {self.name}: {error}") from None
 
     @classmethod
-    def open(cls, url: str, fence: Fence | None = None) -> "PostgresDatabase":
+    def open(cls, url: str) -> "PostgresDatabase":
         """Connect and create the tables if there are none.
 
         Raises:
@@ -119,7 +119,7 @@ class PostgresDatabase:
             VersionError: The tables have another version.
             ConfigError: The URL is invalid.
         """
-        database = cls(url, fence)
+        database = cls(url)
         try:
             database.prepare()
         except BaseException:

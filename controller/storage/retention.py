@@ -2,8 +2,8 @@
 
 Rows go by age, then by number, then, if the file exceeds `store_bytes`, the oldest of all kinds.
 Open incidents, waiting proposals, standing orders and running jobs stay. A batch is one transaction
-of some milliseconds; rows are deleted by key, so that replicas drop the same rows. Free pages then
-return to the disk (incremental vacuum). Once a minute a new pass begins.
+of some milliseconds. Free pages then return to the disk (incremental vacuum). Once a minute a new
+pass begins.
 """
 
 import logging

@@ -6,16 +6,16 @@ store at a time: two would give the same numbers to different incidents.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 
 from pacekeeper.controller.state.device_history import Strikes
 from pacekeeper.controller.state.state import JobRecord
 from pacekeeper.controller.storage.history_tables import HistoryTables
-from pacekeeper.controller.storage.postgres import SCHEMES, Fence, PostgresDatabase
+from pacekeeper.controller.storage.postgres import SCHEMES, PostgresDatabase
 from pacekeeper.controller.storage.rows import (
     LARGE,
     decision_row,
@@ -39,7 +39,6 @@ from pacekeeper.controller.storage.tables import (
     storable,
     upsert,
 )
-from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Decision, Incident
 from pacekeeper.core.incidents.operator_orders import OperatorOrder
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
@@ -47,40 +46,6 @@ from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
 
 SQLITE_SCHEME = "sqlite:///"
-
-
-class Database(Protocol):
-    """One open database; its methods raise sqlalchemy.exc.DBAPIError."""
-
-    @property
-    def dialect(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def log_bytes(self) -> int: ...
-
-    def begin(self) -> AbstractContextManager[sa.Connection]: ...
-
-    def reading(self) -> AbstractContextManager[sa.Connection]: ...
-
-    def give_back(self) -> bool: ...
-
-    def cut(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def is_damage(self, error: Exception) -> bool: ...
-
-    def is_temporary(self, error: Exception) -> bool: ...
-
-    def damaged(self, error: object) -> HostError: ...
-
-    def refused(self, error: object) -> HostError: ...
 
 
 def sqlite_path(where: str | Path) -> Path | None:
@@ -93,19 +58,18 @@ def sqlite_path(where: str | Path) -> Path | None:
 class Store:
     """One open store; use from one thread at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase | PostgresDatabase) -> None:
         self.database = database
         self._connection: sa.Connection | None = None  # of the open transaction
         self._next_decision_id: int | None = None
         self.history_tables = HistoryTables(self._writing, self.connected)
 
     @classmethod
-    def open(cls, where: str | Path, fence: Fence | None = None) -> "Store":
+    def open(cls, where: str | Path) -> "Store":
         """Open the store; create it if there is none.
 
         Args:
             where: The path of an SQLite file, `sqlite:///PATH` or `postgresql://...`.
-            fence: The term to write in; of PostgreSQL only.
 
         Raises:
             HostError: The store is not accessible, in use, or of another program.
@@ -114,7 +78,7 @@ class Store:
         """
         path = sqlite_path(where)
         if path is None:
-            return cls(PostgresDatabase.open(str(where), fence))
+            return cls(PostgresDatabase.open(str(where)))
         return cls(SqliteDatabase.open(path))
 
     def close(self) -> None:

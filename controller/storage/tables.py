@@ -213,13 +213,7 @@ def create_statements() -> str:
 @cache
 def upsert(table: Table, dialect: str) -> Executable:
     """The statement that inserts a row, or replaces the one of the same key: `row` names all."""
-    if dialect == "sqlite":
-        sqlite_insert = sqlite.insert(table)
-        return sqlite_insert.on_conflict_do_update(
-            index_elements=list(table.primary_key),
-            set_={c.name: sqlite_insert.excluded[c.name] for c in table.c if not c.primary_key},
-        )
-    insert = postgresql.insert(table)
+    insert = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     return insert.on_conflict_do_update(
         index_elements=list(table.primary_key),
         set_={c.name: insert.excluded[c.name] for c in table.c if not c.primary_key},
