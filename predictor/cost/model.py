@@ -21,6 +21,7 @@ import numpy as np
 from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, Flags, Positions, StepSample
 from pacekeeper.predictor.cost.named_regressor import FittedRegressor, fit_regressor
 from pacekeeper.predictor.cost.regression import LEAST_SPREAD, Prior, regress
+from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.peers import relative_to_peers
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 
@@ -252,14 +253,11 @@ def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) 
 
     Centred on the newest steps: if all times drift, the coefficients follow the current level.
     """
-    step, ratio = rows.step[usable], log_ratio[usable]
-    order = np.lexsort((ratio, step))
-    count = np.bincount(step, minlength=num_steps)
-    first = np.cumsum(count) - count
-    known = count >= 3
-    low, high = first + (count - 1) // 2, first + count // 2
-    parts = np.zeros(num_steps)
-    parts[known] = 0.5 * (ratio[order[low[known]]] + ratio[order[high[known]]])
+    rank, first = grouped(rows.rank)
+    table = np.full((num_steps, len(first)), np.nan)
+    table[rows.step[usable], rank[usable]] = log_ratio[usable]
+    known = np.isfinite(table).sum(axis=1) >= 3
+    parts = np.where(known, column_medians(table, axis=1), 0.0)
     if known.any():
         parts[known] -= np.median(parts[known][-LEVEL_STEPS:])
     return parts

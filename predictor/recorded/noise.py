@@ -14,13 +14,17 @@ from scipy.stats import norm, t
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.recorded.residuals import Residuals
-from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, column_medians, robust_scale
+from pacekeeper.predictor.stats.robust import (
+    MAD_TO_SIGMA,
+    column_medians,
+    column_quantiles,
+    robust_scale,
+)
 
 LEAST_NOISE = 0.001  # of a step: lower bound of clock noise
 LEAST_WANDER = 0.002  # repeated runs of healthy GPUs differ by at least sqrt(2) x this
 RANK_SPREAD = 0.02  # one sigma of the paces of healthy ranks, unless the trace measures it
 LEAST_SPREAD = 0.01
-# deviation.
 MEDIAN_EFFICIENCY = 0.37
 QUARTILE_EFFICIENCY = 0.6
 PRIOR_STRENGTH = 8.0  # weight of a pooled or assumed scale, in observations
@@ -166,22 +170,33 @@ def needed_strength(highest: Array, false_alarms: float) -> float:
 def _fast_noise(residuals: Residuals) -> Array:
     """One sigma of a rank's step: its own estimate and the pooled one, weighted by sample size.
 
-    The larger of two scales of the step-to-step changes, by their median and by their tail: noise
-    on shared hosts has heavy tails.
+    At least the scatter of the rank's micro-batches.
     """
     changes = np.diff(residuals.by_step, axis=0)
-    typical = _scale_of_changes(changes)
+    typical = float(_scales(changes.reshape(-1, 1))[0])
     if not np.isfinite(changes).any():  # a single step: only its micro-batches are there
         within = residuals.samples - column_medians(residuals.samples)
         typical = robust_scale(within) / sqrt(max(1.0, float(np.median(residuals.counts))))
-    common = np.maximum(typical, _microbatch_error(residuals))
-    own = _scales_of_changes(changes)
+    scatter = column_medians(np.where(residuals.errors > 0.0, residuals.errors, np.nan))
+    common = np.maximum(typical, np.nan_to_num(scatter))
     weight = np.isfinite(changes).sum(axis=0)
     weight = np.where(weight >= LEAST_CHANGES, QUARTILE_EFFICIENCY * weight, 0.0)
-    mixed: Array = np.sqrt(
-        (PRIOR_STRENGTH * common**2 + weight * own**2) / (PRIOR_STRENGTH + weight)
-    )
+    squares = PRIOR_STRENGTH * common**2 + weight * _scales(changes) ** 2
+    mixed: Array = np.sqrt(squares / (PRIOR_STRENGTH + weight))
     return mixed
+
+
+def _scales(changes: Array) -> Array:
+    """One sigma of each column of step-to-step changes; 0 without any.
+
+    By their median or by their tail, whichever is larger: noise of shared hosts has heavy tails.
+    """
+    sizes = np.abs(changes) / sqrt(2.0)
+    of_shares = [
+        column_quantiles(sizes, share) / norm.isf(0.5 - 0.5 * share) for share in (0.5, 0.75)
+    ]
+    scales: Array = np.nan_to_num(np.maximum(*of_shares))
+    return scales
 
 
 def _freedom(residuals: Residuals) -> float:
@@ -191,33 +206,6 @@ def _freedom(residuals: Residuals) -> float:
         return QUARTILE_EFFICIENCY * float(changes)
     known = np.isfinite(residuals.samples)
     return MEDIAN_EFFICIENCY * float(known.sum() - known.any(axis=0).sum())
-
-
-def _microbatch_error(residuals: Residuals) -> Array:
-    """One sigma of a step from the scatter of the rank's micro-batches [ranks]; 0: unknown."""
-    scatter = column_medians(np.where(residuals.errors > 0.0, residuals.errors, np.nan))
-    known: Array = np.nan_to_num(scatter, nan=0.0)
-    return known
-
-
-def _scale_of_changes(changes: Array) -> float:
-    changes = np.abs(changes[np.isfinite(changes)]) / sqrt(2.0)
-    if not len(changes):
-        return 0.0
-    return max(
-        float(np.quantile(changes, share)) / float(norm.isf(0.5 - 0.5 * share))
-        for share in (0.5, 0.75)
-    )
-
-
-def _scales_of_changes(changes: Array) -> Array:
-    """`_scale_of_changes` of each column; vectorized where no value is missing."""
-    if not changes.size or not np.isfinite(changes).all():
-        return np.array([_scale_of_changes(column) for column in changes.T])
-    shares = np.array([0.5, 0.75])
-    reached = np.quantile(np.abs(changes) / sqrt(2.0), shares, axis=0)
-    scales: Array = (reached / norm.isf(0.5 - 0.5 * shares)[:, None]).max(axis=0)
-    return scales
 
 
 def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:

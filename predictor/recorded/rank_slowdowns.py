@@ -8,7 +8,7 @@ it lasted to the end of the previous one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -29,15 +29,8 @@ CLEAR = 1.5  # times the evidence needed: enough to be confirmed where peers con
 GOES_ON = 0.5  # of the slowdown: at least this much in the next layout, to count as the same one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _View:
-    """Residuals of one kind in one layout, with their noise."""
-
-    residuals: Residuals
-    noise: Noise
-
-
-_Views = Mapping[tuple[int, int], tuple[_View, ...]]  # by layout: all compute, then each kind
+# By layout (first and end step): all compute, then each kind of chunk; residuals with their noise.
+_Views = Mapping[tuple[int, int], tuple[tuple[Residuals, Noise], ...]]
 
 
 def rank_faults(
@@ -68,16 +61,22 @@ def rank_faults(
     found: list[Shift] = []
     for _ in range(2 * len(times.ranks) * len(times.layouts)):
         kinds = residuals_of(times, known)
-        views = {span: tuple(_view(times, kind, *span) for kind in kinds) for span in times.layouts}
+        views = {
+            span: tuple(
+                (own, noise_of(own, times.stage))
+                for own in (kind.within(*span, times.stage) for kind in kinds)
+            )
+            for span in times.layouts
+        }
         # A slower device is slow in the longest kind of pass: the other kinds are not judged.
         num_judged = len(kinds[:2])
         shifts = [
             replace(shift, first=shift.first + begin, end=shift.end + begin)
             for (begin, _), of_layout in views.items()
-            for view in of_layout[:num_judged]
+            for residuals, noise in of_layout[:num_judged]
             for shift in strongest_shifts(
-                view.residuals,
-                view.noise,
+                residuals,
+                noise,
                 false_alarms=false_alarms / (num_judged * len(views)),
                 min_slowdown=min_slowdown,
             )
@@ -92,11 +91,6 @@ def rank_faults(
     merged = _merged(times, found)
     anomalies = [_anomaly(trace, times, shift, merged) for shift in merged]
     return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
-
-
-def _view(times: TraceTimes, kind: Residuals, begin: int, end: int) -> _View:
-    residuals = kind.within(begin, end, times.stage)
-    return _View(residuals=residuals, noise=noise_of(residuals, times.stage))
 
 
 def _strongest_per_pipeline(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
@@ -127,11 +121,10 @@ def _subtract(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> l
     for part in parts:
         begin, end = next(one for one in times.layouts if one[0] <= part.first < one[1])
         there = replace(part, first=part.first - begin, end=part.end - begin)
-        for view in views[begin, end][1:] or views[begin, end]:
-            base = base_of(view.residuals, view.noise, there)
-            columns = view.residuals.columns
-            own = columns[times.rank_of[columns] == part.rank]
-            by_step = view.residuals.by_step[there.first : there.end, part.rank]
+        for residuals, noise in views[begin, end][1:] or views[begin, end]:
+            base = base_of(residuals, noise, there)
+            own = residuals.columns[times.rank_of[residuals.columns] == part.rank]
+            by_step = residuals.by_step[there.first : there.end, part.rank]
             known[part.first : part.end, own] += np.nan_to_num(by_step - base)[:, None]
     return parts
 
@@ -144,9 +137,9 @@ def _continuations(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift
         last = parts[-1] if parts else shift
         if begin <= last.first or last.end not in ends or begin != last.end + 1:
             continue
-        view = next(v for v in views[begin, end] if v.residuals.chunk == shift.chunk)
+        residuals, noise = next(v for v in views[begin, end] if v[0].chunk == shift.chunk)
         whole = replace(last, first=0, end=end - begin)
-        above = view.residuals.by_step[:, shift.rank] - base_of(view.residuals, view.noise, whole)
+        above = residuals.by_step[:, shift.rank] - base_of(residuals, noise, whole)
         half = GOES_ON * last.log_slowdown
         votes = np.cumsum(np.nan_to_num(np.clip(above - half, -half, half)))
         length = int(votes.argmax()) + 1
@@ -171,21 +164,16 @@ def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
             continue
         last = replace(last, end=max(last.end, shift.first))
         end = max(last.end, shift.end)
-        strongest = max(last, shift, key=lambda one: one.strength)
+        # Where both apply, they add up.
+        lost = sum(one.log_slowdown * (one.end - one.first) for one in (last, shift))
         merged[-1] = replace(
-            strongest,
+            max(last, shift, key=lambda one: one.strength),
             first=last.first,
             end=end,
-            log_slowdown=_mean_slowdown(last, shift, end),
+            log_slowdown=lost / (end - last.first),
             num_before=last.num_before,
         )
     return merged
-
-
-def _mean_slowdown(one: Shift, other: Shift, end: int) -> float:
-    """Mean from the first step of `one` to `end`; where both shifts apply, they add up."""
-    steps = sum(shift.log_slowdown * (shift.end - shift.first) for shift in (one, other))
-    return steps / (end - one.first)
 
 
 def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Anomaly:
@@ -193,12 +181,11 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
     low, value, high = (
         exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
     )
-    slow = {
-        other.rank for other in all_found if other.first < shift.end and shift.first < other.end
-    }
-    witnesses = int((times.stage == stage).sum()) - sum(times.stage[i] == stage for i in slow)
-    first, last = int(times.steps[shift.first]), int(times.steps[shift.end - 1])
-    lasts = shift.end == len(times.steps)
+    slow = {one.rank for one in all_found if one.first < shift.end and shift.first < one.end}
+    witnesses = int((np.delete(times.stage, list(slow)) == stage).sum())
+    chunk = ""
+    if shift.chunk is not None:
+        chunk = f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
     others = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
     return Anomaly(
         kind=AnomalyKind.COMPUTE,
@@ -207,12 +194,12 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
         slowdown=value,
         low=low,
         high=high,
-        first_step=first,
-        last_step=None if lasts else last,
+        first_step=int(times.steps[shift.first]),
+        last_step=None if shift.end == len(times.steps) else int(times.steps[shift.end - 1]),
         tier=_tier(shift, witnesses),
         reason=(
             f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
-            f"{_describe_chunk(shift)}for x{value:.3f} of the time that its work explains "
+            f"{chunk}for x{value:.3f} of the time that its work explains "
             f"(95 %: {low:.3f} to {high:.3f}), {_describe_period(times, shift)}; "
             f"{_describe_group(trace, times, shift)}{others}; "
             f"{shift.strength:.1f} x the evidence needed"
@@ -239,21 +226,13 @@ def _describe_group(trace: Trace, times: TraceTimes, shift: Shift) -> str:
     """Name the ranks that slowed down together with this one, and the node if they share it."""
     if not shift.company:
         return ""
-    ranks = [times.ranks[at] for at in shift.company]
-    others = [rank for rank in ranks if rank != times.ranks[shift.rank]]
-    named = ", ".join(map(str, others))
-    text = f"together with rank{'s' if len(others) > 1 else ''} {named}"
-    nodes = {worker.node for worker in trace.workers if worker.rank in ranks}
+    others = [times.ranks[at] for at in shift.company if at != shift.rank]
+    text = f"together with rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+    group = {times.ranks[at] for at in shift.company}
+    nodes = {worker.node for worker in trace.workers if worker.rank in group}
     if len(nodes) == 1 and "" not in nodes:
-        (node,) = nodes
-        text += f", all on node {node}"
+        text += f", all on node {nodes.pop()}"
     return text + "; "
-
-
-def _describe_chunk(shift: Shift) -> str:
-    if shift.chunk is None:
-        return ""
-    return f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
 
 
 def _tier(shift: Shift, witnesses: int) -> Tier:

@@ -24,6 +24,7 @@ from pacekeeper.predictor.recorded.residuals import Residuals
 from pacekeeper.predictor.recorded.shift_test import (
     SAMPLE_CLIP,
     WORTH_A_LOOK,
+    Levels,
     Shift,
     ShiftTest,
     beyond,
@@ -225,12 +226,12 @@ def _scan_strengths(
     all segments would be large.
     """
     noise, by_step = noise.of(ranks), residuals.by_step[:, ranks]
-    levels = column_medians(by_step)
+    middle = column_medians(by_step)
     samples = float(np.median(residuals.counts))
     # Clip a step to the weight of its micro-batches: an outlier must not mask a real shift.
     worth = max(1.0, SAMPLE_CLIP * sqrt(samples) / sigmas.sure)
     most = worth * (sigmas.fast * noise.fast + sigmas.slow * noise.wander)
-    apart = np.clip(by_step - levels, -most, most)
+    apart = np.clip(by_step - middle, -most, most)
     zero = np.zeros((1, len(ranks)))
     sums = np.concatenate([zero, np.cumsum(np.nan_to_num(apart), axis=0)])
     counts = np.concatenate([zero, np.cumsum(np.isfinite(apart), axis=0)])
@@ -238,9 +239,10 @@ def _scan_strengths(
         first, ends = same[0, 0], same[:, 1]
         num_inside, num_before = counts[ends] - counts[first], counts[first]
         with np.errstate(invalid="ignore", divide="ignore"):
-            inside = levels + (sums[ends] - sums[first]) / num_inside
-            before = levels + sums[first] / num_before
-        score, _ = beyond(noise, inside, before, num_inside, num_before, sigmas)
+            inside = middle + (sums[ends] - sums[first]) / num_inside
+            before = middle + sums[first] / num_before
+        levels = Levels(inside=inside, before=before, num_inside=num_inside, num_before=num_before)
+        score, _ = beyond(noise, levels, sigmas)
         fewest = np.where(noise.has_peers, num_inside, np.minimum(num_inside, num_before))
         most_score = SAMPLE_CLIP * np.sqrt(fewest * samples) / sigmas.sure
         yield np.nan_to_num(np.minimum(score, most_score), nan=0.0)

@@ -54,12 +54,19 @@ class Shift:
     company: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Levels:
+    """Levels and step counts of a stretch and of the earlier steps, each [..., ranks]."""
+
+    inside: Array
+    before: Array
+    num_inside: Array
+    num_before: Array
+
+
 def beyond(
     noise: Noise,
-    inside: Array,
-    before: Array,
-    num_inside: Array,
-    num_before: Array,
+    levels: Levels,
     sigmas: AlarmLevels,
     *,
     common: float = 0.0,
@@ -73,10 +80,7 @@ def beyond(
 
     Args:
         noise: of the ranks.
-        inside: [..., ranks] level of the stretch.
-        before: [..., ranks] level of the earlier steps.
-        num_inside: [..., ranks] number of steps in the stretch.
-        num_before: [..., ranks] number of earlier steps.
+        levels: of the stretch and of the earlier steps.
         sigmas: thresholds.
         common: log slowdown that is not specific to the rank.
         scatter: one sigma of a step from its own micro-batches; 0: unknown.
@@ -85,55 +89,47 @@ def beyond(
     Returns:
         (strength, log slowdown), each [..., ranks]; NaN without peers and earlier steps.
     """
-    healthy, own = _healthy(noise, before, num_before)
+    healthy, own = _healthy(noise, levels)
     with np.errstate(invalid="ignore", divide="ignore"):
         # Few steps leave the measured noise uncertain, but not its lower bound.
         fast = np.maximum(sigmas.fast * noise.measured, sigmas.sure * noise.fast)
-        needed_fast = np.sqrt(
-            np.maximum(fast, sigmas.fast * scatter / SCATTER_DOUBT) ** 2 / num_inside
-            + (own * fast) ** 2 / np.maximum(num_before, 1)
-        )
-        slow = np.sqrt(noise.wander**2 * (1.0 + own**2) + ((1.0 - own) * noise.spread) ** 2)
-        slowdown = inside - healthy - common
-        slow = np.hypot(slow, drift)
-        needed = np.hypot(needed_fast, sigmas.slow * slow) + UNEVEN * common
+        squared = np.maximum(
+            fast, sigmas.fast * scatter / SCATTER_DOUBT
+        ) ** 2 / levels.num_inside + (own * fast) ** 2 / np.maximum(levels.num_before, 1)
+        slow = np.hypot(_slow_error(noise, own), drift)
+        slowdown = levels.inside - healthy - common
+        needed = np.hypot(np.sqrt(squared), sigmas.slow * slow) + UNEVEN * common
         strength: Array = slowdown / needed
     return strength, slowdown
 
 
-def _healthy(noise: Noise, before: Array, num_before: Array) -> tuple[Array, Array]:
+def _healthy(noise: Noise, levels: Levels) -> tuple[Array, Array]:
     """(healthy level, share of the rank's own past in it)."""
+    has_past = levels.num_before > 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = noise.wander**2 + noise.fast**2 / np.maximum(num_before, 1)
-    own = np.where(num_before > 0, noise.spread**2 / (noise.spread**2 + error), 0.0)
-    own = np.where(noise.has_peers, own, np.where(num_before > 0, 1.0, np.nan))
-    healthy = own * np.where(num_before > 0, before, 0.0)
+        error = noise.wander**2 + noise.fast**2 / np.maximum(levels.num_before, 1)
+    own = np.where(has_past, noise.spread**2 / (noise.spread**2 + error), 0.0)
+    own = np.where(noise.has_peers, own, np.where(has_past, 1.0, np.nan))
+    healthy = own * np.where(has_past, levels.before, 0.0)
     # A rank that was faster than its peers and now equals them is not slow.
     healthy = np.where(noise.has_peers, np.maximum(healthy, -2.0 * noise.spread), healthy)
     return healthy, own
 
 
+def _slow_error(noise: Noise, own: Array) -> Array:
+    """One sigma of what does not average out: wander, and the spread of ranks."""
+    error: Array = np.sqrt(noise.wander**2 * (1.0 + own**2) + ((1.0 - own) * noise.spread) ** 2)
+    return error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weight:
-    """Height of a stretch above `base`, with its strength and error.
-
-    Logs; `base` is the healthy level plus the common part.
-    """
+    """Height of a stretch above `base` (the healthy level plus the common part), in logs."""
 
     level: float
     strength: float
     base: float
     error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Levels:
-    """Medians and step counts of a stretch and of the earlier steps [ranks]."""
-
-    inside: Array
-    before: Array
-    num_inside: Array
-    num_before: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +192,7 @@ class ShiftTest:
 
     def _strength(
         self, rank: int, whole: Stretches, near: Stretches, *, common: tuple[float, float]
-    ) -> tuple["_Weight", float]:
+    ) -> tuple[_Weight, float]:
         """Return the weight of the stretch, and its strength after the test for gradual drift."""
         weight = self.weighed(rank, *whole, drift=0.0, common=common[0])
         if whole[1][0] == 0:
@@ -208,7 +204,7 @@ class ShiftTest:
 
     def weighed(
         self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float, common: float
-    ) -> "_Weight":
+    ) -> _Weight:
         """Weigh the stretch `now` of a rank against the earlier steps `past`.
 
         Args:
@@ -218,35 +214,27 @@ class ShiftTest:
             drift: one sigma of gradual change.
             common: log slowdown that is not specific to the rank.
         """
-        noise, levels = self._levels(np.array([rank]), past, now)
-        healthy, own = _healthy(noise, levels.before, levels.num_before)
+        noise, levels = self.noise.of(np.array([rank])), self._levels(np.array([rank]), past, now)
+        healthy, own = _healthy(noise, levels)
         # A slower device slows all micro-batches: their disagreement counts as noise.
         scatter = float(np.sqrt(np.mean(self.residuals.errors[now[0] : now[1], rank] ** 2)))
         strength, above = beyond(
-            noise,
-            levels.inside,
-            levels.before,
-            levels.num_inside,
-            levels.num_before,
-            self.sigmas,
-            common=common,
-            scatter=scatter,
-            drift=drift,
+            noise, levels, self.sigmas, common=common, scatter=scatter, drift=drift
         )
-        num_inside, num_before = int(levels.num_inside[0]), int(levels.num_before[0])
+        fast = noise.fast * np.where(levels.num_inside > 2, MEDIAN_ERROR, 1.0)
+        squared = 1.0 / levels.num_inside + own**2 / np.maximum(levels.num_before, 1)
+        error = np.hypot(fast * np.sqrt(squared), _slow_error(noise, own))
         return _Weight(
             level=float(above[0]),
             strength=float(strength[0]),
             base=float(healthy[0]) + common,
-            error=self._error(rank, num_inside, num_before, float(own[0])),
+            error=float(error[0]),
         )
 
-    def _levels(
-        self, ranks: Positions, past: tuple[int, int], now: tuple[int, int]
-    ) -> tuple[Noise, "_Levels"]:
-        """Return noise and medians of these ranks in both stretches."""
+    def _levels(self, ranks: Positions, past: tuple[int, int], now: tuple[int, int]) -> Levels:
+        """Return the medians of these ranks in both stretches."""
         earlier, stretch = (self.residuals.by_step[slice(*part), ranks] for part in (past, now))
-        return self.noise.of(ranks), _Levels(
+        return Levels(
             inside=column_medians(stretch),
             before=column_medians(earlier),
             num_inside=np.isfinite(stretch).sum(axis=0, dtype=np.float64),
@@ -255,9 +243,8 @@ class ShiftTest:
 
     def slowdowns(self, past: tuple[int, int], now: tuple[int, int]) -> Array:
         """Log slowdown of each rank in the stretch `now` after `past` [ranks]; NaN: unknown."""
-        noise, levels = self._levels(np.arange(len(self.noise.stage)), past, now)
-        healthy, _ = _healthy(noise, levels.before, levels.num_before)
-        slowdown: Array = levels.inside - healthy
+        levels = self._levels(np.arange(len(self.noise.stage)), past, now)
+        slowdown: Array = levels.inside - _healthy(self.noise, levels)[0]
         return slowdown
 
     def common(self, rank: int, past: tuple[int, int], now: tuple[int, int]) -> float:
@@ -293,13 +280,6 @@ class ShiftTest:
         """Count the micro-batches of the stretch that lie above `at_least`."""
         within = (self.residuals.step_of >= first) & (self.residuals.step_of < end)
         return int((self.residuals.samples[within, rank] > at_least).sum())
-
-    def _error(self, rank: int, num_inside: int, num_before: int, own: float) -> float:
-        noise = self.noise
-        fast = float(noise.fast[rank]) * (MEDIAN_ERROR if num_inside > 2 else 1.0)
-        squared = fast**2 * (1.0 / num_inside + (own**2 / num_before if num_before else 0.0))
-        squared += float(noise.wander[rank]) ** 2 * (1.0 + own**2)
-        return sqrt(squared + ((1.0 - own) * noise.spread) ** 2)
 
 
 def edges_of(series: Array, shift: Shift) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.recorded.noise import AlarmLevels, Noise
-from pacekeeper.predictor.recorded.shift_test import UNEVEN, beyond
+from pacekeeper.predictor.recorded.shift_test import UNEVEN, Levels, beyond
 
 RANKS = 3
 NOISE = Noise(
@@ -22,8 +22,10 @@ MANY = np.full(RANKS, 10_000.0)
 
 def strength(inside: float, *, common: float) -> float:
     """Of a rank whose long stretch lies there, after a long one in health."""
-    levels, before = np.full(RANKS, inside), np.zeros(RANKS)
-    told, slowdown = beyond(NOISE, levels, before, MANY, MANY, SIGMAS, common=common)
+    levels = Levels(
+        inside=np.full(RANKS, inside), before=np.zeros(RANKS), num_inside=MANY, num_before=MANY
+    )
+    told, slowdown = beyond(NOISE, levels, SIGMAS, common=common)
     assert slowdown == pytest.approx(inside - common, abs=1e-3)
     return float(told[0])
 
