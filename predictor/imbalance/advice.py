@@ -117,11 +117,7 @@ def _finding(kind: FindingKind, mean: float, reach: float, slowdown: float, step
 
 
 OF_SEQUENCES = ("tokens", "sum_len_squared", "num_documents", "head_tokens")
-
-
 SEQUENCES = [at for at, name in enumerate(FEATURES) if name in OF_SEQUENCES]
-
-
 EXPERTS = [at for at in range(1, len(FEATURES)) if at not in SEQUENCES]
 
 

@@ -50,8 +50,7 @@ def expert_spread(
     """
     stage_of = {worker.rank: worker.stage for worker in workers}
     group_of = {rank: at for at, ranks in enumerate(groups) for rank in ranks if rank in stage_of}
-    good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
-    kept = np.flatnonzero(good & np.isin(table.rank, list(group_of)))
+    kept = np.flatnonzero(table.usable(group_of))
     if not len(kept):
         return None
     ranks = table.rank[kept].tolist()

@@ -69,8 +69,7 @@ class SharedWork:
 def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
     """Select the rows with a finite, positive time, of ranks with a place."""
     place = {worker.rank: worker for worker in workers}
-    good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
-    kept = np.flatnonzero(good & np.isin(table.rank, list(place)))
+    kept = np.flatnonzero(table.usable(place))
     rank = table.rank[kept]
     at, first = grouped(rank)
     places = [place[number] for number in rank[first].tolist()]

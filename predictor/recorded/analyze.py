@@ -11,7 +11,6 @@ from pacekeeper.predictor.recorded.anomalies import Anomaly, TraceReport
 from pacekeeper.predictor.recorded.collective_stragglers import collective_stragglers, link_faults
 from pacekeeper.predictor.recorded.online_rules import slow_inputs, slow_links, with_causes
 from pacekeeper.predictor.recorded.rank_slowdowns import rank_faults
-from pacekeeper.predictor.recorded.residuals import usable_rows
 from pacekeeper.predictor.recorded.trace import Trace
 
 
@@ -54,9 +53,7 @@ def analyze(trace: Trace, replicates: Sequence[Trace] = ()) -> TraceReport:
 
 def _drop_unusable_times(trace: Trace) -> Trace:
     """Drop a compute table without any usable row, and add a note."""
-    if trace.compute is None:
-        return trace
-    if usable_rows(trace.compute, {worker.rank for worker in trace.workers}).any():
+    if trace.compute is None or trace.compute.usable(w.rank for w in trace.workers).any():
         return trace
     note = "no compute time of a known rank that can be used"
     return replace(trace, compute=None, notes=(*trace.notes, note))

@@ -33,27 +33,15 @@ GOES_ON = 0.5  # of the slowdown: at least this much in the next layout, to coun
 _Views = Mapping[tuple[int, int], tuple[tuple[Residuals, Noise], ...]]
 
 
-def rank_faults(
-    trace: Trace, *, false_alarms: float = FALSE_ALARMS, min_slowdown: float = MIN_SLOWDOWN
-) -> tuple[Anomaly, ...]:
+def rank_faults(trace: Trace) -> tuple[Anomaly, ...]:
     """Return the slow ranks of a trace, the largest slowdown first; () without compute times.
 
     A rank may be slow in one kind of pass only; the slowdown then refers to that kind, which the
     reason names.
 
-    Args:
-        trace: the run.
-        false_alarms: expected number of false findings per trace of a healthy job, between 0 and 1.
-        min_slowdown: smaller slowdowns are not reported; at least 1.
-
     Raises:
-        ValueError: an argument is out of range, or the compute table has no usable time of a known
-            rank.
+        ValueError: the compute table has no usable time of a known rank.
     """
-    if not 0.0 < false_alarms < 1.0:
-        raise ValueError(f"false_alarms must be between 0 and 1, not {false_alarms}")
-    if min_slowdown < 1.0:
-        raise ValueError(f"min_slowdown must be at least 1, not {min_slowdown}")
     if trace.compute is None:
         return ()
     times = times_of(trace)
@@ -77,8 +65,8 @@ def rank_faults(
             for shift in strongest_shifts(
                 residuals,
                 noise,
-                false_alarms=false_alarms / (num_judged * len(views)),
-                min_slowdown=min_slowdown,
+                false_alarms=FALSE_ALARMS / (num_judged * len(views)),
+                min_slowdown=MIN_SLOWDOWN,
             )
         ]
         if not shifts:

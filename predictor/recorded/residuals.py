@@ -7,7 +7,6 @@ step (between steps where only sums are recorded): a lasting fault cancels out o
 bias the model.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,13 +118,6 @@ class Residuals:
         )
 
 
-def usable_rows(table: ComputeTable, ranks: Collection[int]) -> Flags:
-    """Return which rows [rows] hold a positive, finite time of one of these ranks."""
-    with np.errstate(invalid="ignore"):
-        usable = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
-    return np.asarray(usable & np.isin(table.rank, list(ranks)))
-
-
 def times_of(trace: Trace) -> TraceTimes:
     """Arrange the compute rows of a trace as a table.
 
@@ -136,7 +128,7 @@ def times_of(trace: Trace) -> TraceTimes:
     if table is None:
         raise ValueError(f"{trace.name}: tells no compute times")
     place = {worker.rank: worker for worker in trace.workers}
-    usable = usable_rows(table, place)
+    usable = table.usable(place)
     if not usable.any():
         raise ValueError(f"{trace.name}: holds no compute time of a known rank")
     rank, chunk, model_chunk = (c[usable] for c in (table.rank, table.chunk, table.model_chunk))
@@ -289,17 +281,13 @@ def _subtract_explained(times: TraceTimes, log_s: Array, sources: list[Array]) -
     usable = np.isfinite(relative) & np.all([np.isfinite(values) for values in sources], axis=0)
     tables = [np.where(usable, values, np.nan) for values in (relative, *sources)]
     changes = [_transient_changes(times, table).reshape(-1) for table in tables]
-    size = _change_scales(times, tables[0]).reshape(-1)
+    relative = tables[0] if times.is_split else 0.5 * (tables[0][1:] + tables[0][:-1])
+    size = relative.reshape(-1)  # of what the changes are relative to
     kept = np.isfinite(changes[0])
     columns = np.stack(changes[1:], axis=1)[kept] / size[kept, None]
     slopes = work_slopes(columns, changes[0][kept] / size[kept])
     explained = 1.0 + np.tensordot(slopes, np.stack(sources) - 1.0, axes=1)
     return log_s - np.log(np.maximum(explained, LEAST_EXPLAINED))
-
-
-def _change_scales(times: TraceTimes, relative: Array) -> Array:
-    """Magnitudes of the rows of `_transient_changes`, to which their errors are relative."""
-    return relative if times.is_split else 0.5 * (relative[1:] + relative[:-1])
 
 
 def _transient_changes(times: TraceTimes, values: Array) -> Array:

@@ -5,14 +5,14 @@ are arrays of equal length, one row per observation, in no guaranteed order. A v
 does not record is NaN and a missing table is None; nothing is estimated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
-from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 
 
 class Chunk(IntEnum):
@@ -70,6 +70,12 @@ class ComputeTable:
     tokens: Array
     sum_len_squared: Array
     expert_rows: Array
+
+    def usable(self, ranks: Iterable[int]) -> Flags:
+        """Return which rows [rows] hold a positive, finite time of one of these ranks."""
+        with np.errstate(invalid="ignore"):
+            is_time = np.isfinite(self.compute_s) & (self.compute_s > 0.0)
+        return np.asarray(is_time & np.isin(self.rank, list(ranks)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -43,10 +43,6 @@ class ResidualDistribution:
         share: Array = np.interp(x, self.at, self.below, left=0.0, right=1.0)
         return share
 
-    def shifted(self, sigmas: float) -> "ResidualDistribution":
-        """Distribution of a rank that is slow by so many sigma."""
-        return ResidualDistribution(at=self.at + sigmas, below=self.below)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartRule:

@@ -1,5 +1,6 @@
 """Thresholds against published tables, closed forms and what the rules promise."""
 
+from dataclasses import replace
 from math import exp, inf
 
 import numpy as np
@@ -24,7 +25,7 @@ def siegmund(h: float, k: float, mean: float) -> float:
 def test_the_published_run_lengths_of_a_chart_come_out() -> None:
     law = gaussian()
     assert mean_run_length(law, k=0.5, clip=inf, h=5.0) == pytest.approx(930.9, rel=0.001)
-    slow = mean_run_length(law.shifted(1.0), k=0.5, clip=inf, h=5.0)
+    slow = mean_run_length(replace(law, at=law.at + 1.0), k=0.5, clip=inf, h=5.0)
     assert slow == pytest.approx(10.4, abs=0.05)
 
 
@@ -50,14 +51,14 @@ def test_thresholds_and_best_delays_are_those_of_the_table(
 ) -> None:
     found = threshold(gaussian(), k=shift / 2, clip=inf, samples=samples)
     assert found == pytest.approx(h, abs=0.035)
-    shifted = gaussian().shifted(shift)
+    shifted = replace(gaussian(), at=gaussian().at + shift)
     run_length = mean_run_length(shifted, k=shift / 2, clip=inf, h=found)
     assert max(1.0, run_length) == pytest.approx(delay, rel=0.005)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.75, 1.0, 2.0])
 def test_run_lengths_are_near_the_closed_form(mean: float) -> None:
-    solved = mean_run_length(gaussian().shifted(mean), k=0.5, clip=inf, h=6.0)
+    solved = mean_run_length(replace(gaussian(), at=gaussian().at + mean), k=0.5, clip=inf, h=6.0)
     assert solved == pytest.approx(siegmund(6.0, 0.5, mean), rel=0.04)
 
 
