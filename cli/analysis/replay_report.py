@@ -4,11 +4,11 @@ import html
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.cli.analysis.heatmap import Heatmap, heatmap_of, reduced
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
 from pacekeeper.cli.analysis.replay_text import finding_row, trace_size, what_if_lines
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.recorded.anomalies import TraceReport
-from pacekeeper.predictor.recorded.heatmap import Heatmap, heatmap_of, reduced
 from pacekeeper.predictor.recorded.trace import Trace
 
 MAX_STEPS, MAX_RANKS = 256, 128  # cells of the heat map

@@ -262,8 +262,7 @@ def lower(tier: Tier) -> Tier:
 
 def is_surer(tier: Tier, other: Tier) -> bool:
     """Return whether `tier` is strictly more certain than `other`."""
-    order = (Tier.SUSPECTED, Tier.PROBABLE, Tier.CONFIRMED)
-    return order.index(tier) > order.index(other)
+    return list(Tier).index(tier) > list(Tier).index(other)
 
 
 def grown(counts: Sequence[int | None]) -> int | None:

@@ -19,7 +19,6 @@ RULES: tuple[Rule, ...] = (
     *hosts.NODE,
     *devices.SIGNS,
 )
-_ORDER = {Tier.CONFIRMED: 0, Tier.PROBABLE: 1, Tier.SUSPECTED: 2}
 MOST_TOLD = 3  # causes in one line
 
 
@@ -33,7 +32,7 @@ def explain(symptoms: Symptoms) -> tuple[Cause, ...]:
     causes = [cause for result in results for cause in result.causes]
     if not causes:
         return (_no_cause(symptoms, results),)
-    return tuple(sorted(causes, key=lambda cause: _ORDER[cause.sure]))
+    return tuple(sorted(causes, key=lambda cause: -list(Tier).index(cause.sure)))
 
 
 def is_explained(causes: Sequence[Cause]) -> bool:

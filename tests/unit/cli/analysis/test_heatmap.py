@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pacekeeper.predictor.recorded.heatmap import Heatmap, reduced
+from pacekeeper.cli.analysis.heatmap import Heatmap, reduced
 
 
 def heat(num_steps: int, num_ranks: int) -> Heatmap:
