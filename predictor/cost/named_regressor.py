@@ -16,7 +16,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import parse_cost_model
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.predictor.cost.features import FEATURES, Array, Positions
+from pacekeeper.predictor.cost.features import FEATURES, Array, Flags, Positions
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 FOLDS = 5  # blocks of steps, each predicted by a regressor fitted to the others
@@ -58,7 +58,8 @@ class FittedRegressor:
 
         `linear_s` [...] replaces values that are not finite and positive.
         """
-        found_s = self._predicted(features)
+        predicted = np.asarray(self.regressor.predict(self._flat(features)), dtype=np.float64)
+        found_s = (predicted * self.typical_s).reshape(features.shape[:-1])
         usable = np.isfinite(found_s) & (found_s > 0.0)
         return found_s if usable.all() else np.where(usable, found_s, linear_s)
 
@@ -79,17 +80,13 @@ class FittedRegressor:
         """One sigma of the log of an observation [...], for work [..., features]."""
         if not self.has_std:
             return np.full(features.shape[:-1], self.spread)
-        flat = (features / self.scale).reshape(-1, features.shape[-1])
-        expected, std = cast(Any, self.regressor).predict(flat, return_std=True)
+        expected, std = cast(Any, self.regressor).predict(self._flat(features), return_std=True)
         ratio = np.asarray(std, dtype=np.float64) / np.maximum(np.abs(expected), 1e-12)
         error: Array = np.where(np.isfinite(ratio), ratio, self.spread).reshape(features.shape[:-1])
         return error
 
-    def _predicted(self, features: Array) -> Array:
-        flat = (features / self.scale).reshape(-1, features.shape[-1])
-        found = np.asarray(self.regressor.predict(flat), dtype=np.float64) * self.typical_s
-        shaped: Array = found.reshape(features.shape[:-1])
-        return shaped
+    def _flat(self, features: Array) -> Array:
+        return (features / self.scale).reshape(-1, features.shape[-1])
 
 
 def fit_regressor(
@@ -121,25 +118,21 @@ def fit_regressor(
     typical_s = float(np.median(observed_s))
     fold_of = np.arange(len(samples)) * min(FOLDS, len(samples)) // len(samples)
 
-    def fitted(rows: Array) -> FittedRegressor:
+    def fitted(rows: Flags) -> FittedRegressor:
         regressor = make()
         regressor.fit(features[rows] / scale, observed_s[rows] / typical_s)
         return FittedRegressor(regressor=regressor, scale=scale, typical_s=typical_s)
 
     try:
         whole = fitted(np.ones(len(step), dtype=np.bool_))
-        by_fold = {}
-        for fold in np.unique(fold_of):
-            rows = fold_of[step] != fold
-            by_fold[fold] = fitted(rows) if rows.any() else whole
-        expected_s = [
-            by_fold[fold].expected_s(work, linear_s)
-            for fold, (work, linear_s) in zip(fold_of, samples, strict=True)
-        ]
-        unseen_s = np.empty(len(step))
-        for fold, one in by_fold.items():
+        unseen_s, expected_s = np.empty(len(step)), list[Array]()
+        for fold in np.unique(fold_of):  # ascending, as the samples are
             rows = fold_of[step] == fold
+            one = whole if rows.all() else fitted(~rows)
             unseen_s[rows] = one.expected_s(features[rows], observed_s[rows])
+            expected_s += [
+                one.expected_s(*samples[i]) for i in np.flatnonzero(fold_of == fold).tolist()
+            ]
         is_by_std = "return_std" in signature(whole.regressor.predict).parameters
     except Exception as error:  # of foreign code: detection continues with the linear model
         return None, [], f"{cost_model} failed, the linear model is used: {error!r:.200}"

@@ -158,12 +158,7 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
 
 
 def even_work(rows: ComputeRows, log_work: Array) -> Array:
-    """Factors [rows] that give each micro-batch of a step the mean work of the step.
-
-    Args:
-        rows: of the run.
-        log_work: [rows].
-    """
+    """Factors [rows] that give each micro-batch of a step the mean work of the step."""
     amount = np.exp(log_work)
     group, _ = grouped(rows.step, rows.stage, rows.view)
     factors: Array = (np.bincount(group, amount) / np.bincount(group))[group] / amount
@@ -254,11 +249,7 @@ def _usual_log_s(rows: ComputeRows, log_s: Array) -> Array:
 def _level(owner: Positions, step: Positions, values: Array, *, windows: int) -> Array:
     """Running median over steps of each owner's values [rows], 0 where it may be chance.
 
-    Args:
-        owner: [rows] numbered from 0.
-        step: [rows].
-        values: [rows].
-        windows: lower bound of the number of windows in the run.
+    At least so many `windows` in the run.
     """
     step, first = grouped(step)
     cell, at = grouped(owner, step)

@@ -173,13 +173,8 @@ def _check_whole(
     lanes: tuple[Worker, ...],
     usual: dict[tuple[int, int], int],
 ) -> None:
-    """Check that a step is complete.
-
-    All stages of a data-parallel rank ran the same micro-batches, and each rank ran its usual
-    closing operations.
-
-    Raises:
-        CutOff: it is incomplete.
+    """Raise CutOff unless the stages of a data-parallel rank ran the same micro-batches, and each
+    rank ran its usual closing operations.
     """
     rank, op = ops.rank[graph.rows], ops.op[graph.rows]
     place = {lane.rank: lane for lane in lanes}

@@ -124,7 +124,7 @@ def _where(rank: int, ratios: Mapping[int, float], node_of: Mapping[int, str]) -
     own, node = ratios[rank], node_of[rank]
     alike = [r for r, ratio in ratios.items() if own / ALIKE <= ratio <= own * ALIKE]
     mates = [r for r in ratios if node_of[r] == node]
-    if 1 < len(mates) < len(ratios) and set(mates) <= set(alike):
+    if len(mates) > 1 and set(mates) <= set(alike):
         return f"the link of node {node}, whose {len(mates)} ranks are slow alike"
     if len(alike) == 2:
         return f"the link between ranks {alike[0]} and {alike[1]}, or one of each"

@@ -132,9 +132,8 @@ def _normal_beyond(log_chance: float) -> float:
 
 
 def _t_beyond(log_chance: float, freedom: float) -> float:
-    """Upper quantile of Student's t for a log tail probability.
-
-    Tails below float range are approximated from the normal (Wallace 1959).
+    """Upper quantile of Student's t for a log tail probability; far out from the normal's (Wallace
+    1959).
     """
     if log_chance > LEAST_LOG_CHANCE:
         return float(t.isf(min(0.5, exp(log_chance)), freedom))
@@ -168,10 +167,7 @@ def needed_strength(highest: Array, false_alarms: float) -> float:
 
 
 def _fast_noise(residuals: Residuals) -> Array:
-    """One sigma of a rank's step: its own estimate and the pooled one, weighted by sample size.
-
-    At least the scatter of the rank's micro-batches.
-    """
+    """One sigma of a rank's step: its own estimate and the pooled one, weighted by sample size."""
     changes = np.diff(residuals.by_step, axis=0)
     typical = float(_scales(changes.reshape(-1, 1))[0])
     if not np.isfinite(changes).any():  # a single step: only its micro-batches are there

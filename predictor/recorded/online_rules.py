@@ -218,13 +218,7 @@ def _measured(
 
     The slowdown is relative to the level before the onset: of the rank beside the median of the
     others, or of the median of all ranks. Steps at the end in which it had recovered, but the
-    detector had not closed it yet, are left out.
-
-    Args:
-        finding: as opened.
-        closed_step: the step at which the detector closed it; None: open at the end.
-        judgements: of all steps.
-        sigma: standard deviation of the log ratio of one step.
+    detector had not closed it yet, are left out. `sigma`: of the log ratio of one step.
     """
     rank, before, steps, levels = finding.rank, list[float](), list[int](), list[float]()
     for judgement in judgements:

@@ -138,10 +138,7 @@ def _continuations(times: TraceTimes, views: _Views, shift: Shift) -> list[Shift
 
 
 def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
-    """Merge adjacent shifts of one rank, at their mean level.
-
-    The mixed step between two layouts does not separate them.
-    """
+    """Merge adjacent shifts of one rank, also beside a mixed step between two layouts."""
     starts = {begin for begin, _ in times.layouts}
     merged: list[Shift] = []
     for shift in sorted(found, key=lambda shift: (shift.rank, shift.first)):
@@ -224,11 +221,7 @@ def _describe_group(trace: Trace, times: TraceTimes, shift: Shift) -> str:
 
 
 def _tier(shift: Shift, witnesses: int) -> Tier:
-    """Return the tier of a shift.
-
-    CONFIRMED: enough peers contradict it clearly. SUSPECTED: too few peers and no past of its own.
-    PROBABLE: otherwise.
-    """
+    """CONFIRMED: enough peers contradict it clearly; SUSPECTED: too few, and no past of its own."""
     if witnesses >= MIN_PEERS:
         return Tier.CONFIRMED if shift.strength >= CLEAR else Tier.PROBABLE
     return Tier.PROBABLE if shift.num_before else Tier.SUSPECTED

@@ -92,12 +92,7 @@ class Residuals:
 
         Steps are renumbered from 0. The residuals are centred again on the median rank of each
         stage in these steps: another layout has another mixture of work, which the model fits less
-        well.
-
-        Args:
-            first: position of the first step.
-            end: position after the last step.
-            stage: [ranks].
+        well. `stage`: [ranks].
         """
         if (first, end) == (0, len(self.by_step)):
             return self

@@ -205,15 +205,7 @@ class ShiftTest:
     def weighed(
         self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float, common: float
     ) -> _Weight:
-        """Weigh the stretch `now` of a rank against the earlier steps `past`.
-
-        Args:
-            rank: its position.
-            past: first and end position of the earlier steps.
-            now: first and end position of the stretch.
-            drift: one sigma of gradual change.
-            common: log slowdown that is not specific to the rank.
-        """
+        """Weigh the stretch `now` of a rank against the earlier steps `past`; as `beyond`."""
         noise, levels = self.noise.of(np.array([rank])), self._levels(np.array([rank]), past, now)
         healthy, own = _healthy(noise, levels)
         # A slower device slows all micro-batches: their disagreement counts as noise.

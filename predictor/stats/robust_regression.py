@@ -48,11 +48,7 @@ def shared_slope(peers: Array, own: Array) -> float:
 def _huber(columns: Array, target: Array, scale: Array, trusted: Array) -> Array:
     """Slopes through the origin with Huber weights; a ridge keeps undetermined directions at 0.
 
-    Args:
-        columns: [rows, regressors].
-        target: [rows].
-        scale: [regressors] unit of each column.
-        trusted: [rows] prior weights of the rows.
+    `scale` [regressors]: units of the columns; `trusted` [rows]: prior weights.
     """
     slopes: Array = np.zeros(columns.shape[1])
     if len(columns) <= columns.shape[1] or not (scale > NO_SPREAD).any():
