@@ -4,12 +4,13 @@
 1 to 1/8 of the devices at 0.65, 0.45 or 0.3 of their speed (weak, medium, severe), drawn at random.
 For each cell of model and severity the median and least fraction of the fluid limit (healthy
 throughput times the mean speed) that is reached without a plan, by Greyhound's S2 and S3, a planner
-as Malleus', ResiHP's three steps, and ours; all timed alike. The fluid limit counts work, not the
-pipeline's bubbles: a plan may pass it. Of ResiHP the better of 1F1B and of weight gradients apart;
-`migrated`: its Algorithm 1 on shards by speed instead of its power of two. `ours` keeps 1F1B;
-`free`: the plan chooses its schedule, too. `whole` cells: ours without a packer, may
-hand on whole micro-batches only, as the others do. Every plan of ours must be a layout that a
-running job can follow. Prints a table, last one line of JSON.
+as Malleus', ResiHP's three steps, and ours; all timed alike. The fluid limit lengthens the healthy
+step as it is, bubbles and messages included: a plan with fewer of them may pass it. Of ResiHP the
+better of 1F1B and of weight gradients apart; `migrated`: its Algorithm 1 on shards by speed instead
+of its power of two. `ours` keeps 1F1B; `free`: the plan chooses its schedule, too. `whole`: ours
+where a micro-batch is one row, so that it hands on whole micro-batches only, as the others do.
+Every plan of ours must be a layout that a running job can follow. Prints a table, last one line of
+JSON.
 """
 
 import argparse
