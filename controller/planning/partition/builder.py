@@ -5,6 +5,7 @@ Results are cached by shape: most groups of a large job are healthy and equal.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil, inf
 
 import numpy as np
@@ -40,6 +41,7 @@ ROUNDS = 2  # of rows set right by the times that they led to
 NUM_COUNTS = 8  # of micro-batches, from the fewest to those that rows by speed need
 
 Shapes = tuple[tuple[GroupShape, ...], ...]
+StageRows = tuple[tuple[int, ...], ...]  # [stages, or one for all][pipelines] of a unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,29 +128,58 @@ class Builder:
         least = [len(unit.members) * self._least_rows(unit) for unit in units]
         if sum(least) > self.problem.rows_per_step:
             return None
-        total = self.problem.rows_per_step
+        slopes = [unit.plan.row_s for unit in units]
+        constants = [unit.plan.constant_s for unit in units]
         best: Partition | None = None
         best_s = inf
+        for _ in range(ROUNDS):
+            of_units = self._best_rows(units, slopes, constants, least)
+            partition = self._assemble(units, of_units)
+            found = self.pricer.price(partition, is_exact=False)
+            if found.step_s < best_s:
+                best, best_s = partition, found.step_s
+            rows = [sum(of_stages[0]) for of_stages in of_units]
+            slopes = [
+                max(found.pipeline_s[unit.members[0]] - constant, slope * count * 0.5) / count
+                for unit, constant, slope, count in zip(units, constants, slopes, rows, strict=True)
+            ]
+        return best
+
+    def _best_rows(
+        self,
+        units: Sequence[_LockstepGroup],
+        slopes: Sequence[float],
+        constants: Sequence[float],
+        least: Sequence[int],
+    ) -> list[StageRows]:
+        """The rows of each unit's pipelines, of the numbers of micro-batches that are tried."""
         has_lockstep = any(len(unit.members) > 1 for unit in units)
+        at_once = self._rows_per_microbatch
+        best: list[StageRows] = []
+        best_s = inf
         for count in self._numbers_of_micro_batches(units, least):
-            multiples = (1, count) if has_lockstep else (1,)
-            limit = self._rows_per_microbatch * count
-            most = [limit * len(unit.members) for unit in units] if limit else None
-            slopes = [unit.plan.row_s for unit in units]
-            constants = [unit.plan.constant_s for unit in units]
-            for _ in range(ROUNDS):
-                rows = share_rows(total, slopes, constants, least, most)
-                tried = [self._assemble(units, rows, count, multiple) for multiple in multiples]
-                prices = [self.pricer.price(partition, is_exact=False) for partition in tried]
-                found, partition = min(zip(prices, tried, strict=True), key=lambda of: of[0].step_s)
-                if found.step_s < best_s:
-                    best, best_s = partition, found.step_s
-                slopes = [
-                    max(found.pipeline_s[unit.members[0]] - constant, slope * number * 0.5) / number
-                    for unit, constant, slope, number in zip(
-                        units, constants, slopes, rows, strict=True
+            most = [at_once * count * len(unit.members) for unit in units] if at_once else None
+            rows = share_rows(self.problem.rows_per_step, slopes, constants, least, most)
+            for multiple in (1, count) if has_lockstep else (1,):
+                of_units = [
+                    unit.plan.rows(
+                        number,
+                        num_microbatches=count,
+                        least=self._least_rows(unit),
+                        most=at_once * count or None,
+                        multiple=multiple,
                     )
+                    for unit, number in zip(units, rows, strict=True)
                 ]
+                run = count
+                if at_once:
+                    run = num_micro_batches(max(map(max, chain(*of_units))), at_once)
+                step_s = max(
+                    unit.plan.step_s(of_stages, run, is_dealt=at_once > 0)
+                    for unit, of_stages in zip(units, of_units, strict=True)
+                )
+                if step_s < best_s:
+                    best, best_s = of_units, step_s
         return best
 
     def _numbers_of_micro_batches(
@@ -285,28 +316,14 @@ class Builder:
         return 1 if is_alone else self.num_microbatches
 
     def _assemble(
-        self, units: Sequence[_LockstepGroup], rows: Sequence[int], count: int, multiple: int
+        self, units: Sequence[_LockstepGroup], of_units: Sequence[StageRows]
     ) -> Partition:
-        """The partition of units with these rows.
-
-        Args:
-            units: the lockstep groups.
-            rows: of each.
-            count: micro-batches of pipelines that share experts.
-            multiple: rows of their pipelines are multiples of it where they can be.
-        """
+        """The partition of units with these rows."""
         pipelines: dict[int, Pipeline] = {}
         by_stage: dict[int, tuple[int, ...]] = {}
-        for unit, number in zip(units, rows, strict=True):
+        for unit, of_stages in zip(units, of_units, strict=True):
             plan = unit.plan
-            of_stages = plan.rows(
-                number,
-                num_microbatches=count,
-                least=self._least_rows(unit),
-                most=self._rows_per_microbatch * count or None,
-                multiple=multiple,
-            )
-            counts = apportion(number, map(sum, zip(*of_stages, strict=True)))
+            counts = apportion(sum(of_stages[0]), map(sum, zip(*of_stages, strict=True)))
             firsts = (0, *plan.ends[:-1])
             for place, (at, shapes) in enumerate(zip(unit.members, unit.shapes, strict=True)):
                 cells = tuple(

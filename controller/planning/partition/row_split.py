@@ -48,12 +48,12 @@ class StageRowTimes:
     constant_s: Array
     expert_s: Array
 
-    def step_s(self, rows: Array, num_microbatches: int) -> float:
-        """Time of a step in which each micro-batch takes as long; rows [pipelines, stages]."""
-        of_batch = rows / num_microbatches
-        stages_s = (of_batch * self.own_s + self.constant_s).max(axis=0)
-        stages_s += of_batch.sum(axis=0) * self.expert_s
-        return float(stages_s.sum() + (num_microbatches - 1) * stages_s.max())
+    def step_s(self, rows: Array) -> float:
+        """Time of a step by the mean micro-batch; rows [pipelines, stages, micro-batches]."""
+        stages_s = (rows * self.own_s[:, :, None] + self.constant_s[:, :, None]).max(axis=0)
+        stages_s += rows.sum(axis=0) * self.expert_s[:, None]
+        means_s = stages_s.mean(axis=1)
+        return float(means_s.sum() + (rows.shape[2] - 1) * means_s.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +111,27 @@ class LockstepPlan:
             for part in parts
         )
 
+    def step_s(
+        self, rows: Sequence[Sequence[int]], num_microbatches: int, *, is_dealt: bool
+    ) -> float:
+        """Time of a step with whole rows.
+
+        Args:
+            rows: as of `rows`.
+            num_microbatches: of each pipeline.
+            is_dealt: by the rule of `core/layout/apportion`; else as `lock_step_batches`.
+        """
+        numbers = np.arange(num_microbatches)
+        counts = np.array(rows).T[:, :, None]  # [pipelines, stages or 1, 1]
+        if is_dealt:
+            ends = counts.cumsum(axis=0)
+            before = [(at - numbers - 1) // num_microbatches for at in (ends, ends - counts)]
+            sizes = before[0] - before[1]
+        else:
+            sizes = (counts + numbers) // num_microbatches
+        number, num_stages = self.times.own_s.shape
+        return self.times.step_s(np.broadcast_to(sizes, (number, num_stages, num_microbatches)))
+
 
 def plan_lockstep_group(
     costs: Sequence[Sequence[GroupCost]],
@@ -149,9 +170,9 @@ def plan_lockstep_group(
         return None
     times = _stage_times(costs, sums, found, unevenness)
     plan = LockstepPlan(ends=found, times=times, is_by_stage=is_by_stage, row_s=0.0, constant_s=0.0)
-    best = np.array(plan.rows(rows, num_microbatches=num_microbatches, least=0), dtype=float).T
-    rest_s = times.step_s(np.zeros_like(times.own_s), num_microbatches)
-    step_s = times.step_s(np.broadcast_to(best, times.own_s.shape), num_microbatches)
+    best = plan.rows(rows, num_microbatches=num_microbatches, least=0)
+    step_s = times.step_s(_even(best, costs, num_microbatches))
+    rest_s = times.step_s(np.zeros((*times.own_s.shape, num_microbatches)))
     return replace(plan, row_s=(step_s - rest_s) / rows, constant_s=rest_s)
 
 
@@ -212,7 +233,7 @@ def _cuts_by_pipeline(
             constants_s = micro.count * times.constant_s + micro.rows * times.expert_s
             counts = share_rows(micro.rows, times.own_s, constants_s, [0] * len(costs))
             weights = np.array(counts) / micro.rows
-            step_s = times.step_s(micro.rows * weights[:, None], micro.count)
+            step_s = times.step_s(_even([counts], costs, micro.count))
             if step_s < best_s:
                 best, best_s = cuts, step_s
     return best
@@ -249,6 +270,15 @@ def _cuts_by_stage(
         table.append(np.where(some, slowest_s + micro.per_batch * shared_s + limit, np.inf))
     found = best_stage_boundaries(table, micro.count)
     return None if found is None else found.ends
+
+
+def _even(rows: Sequence[Sequence[int]], costs: Sequence[Sequence[GroupCost]], count: int) -> Array:
+    """[pipelines, stages, micro-batches] with as many rows in each micro-batch, not whole ones.
+
+    rows [stages or 1][pipelines]: of the step.
+    """
+    each = np.array(rows, dtype=float).T[:, :, None] / count
+    return np.broadcast_to(each, (len(costs), len(costs[0]), count))
 
 
 def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array]:
