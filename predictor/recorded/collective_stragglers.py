@@ -7,6 +7,7 @@ the place (`links/places.py`).
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import exp, log, sqrt
 
 import numpy as np
@@ -134,17 +135,19 @@ def _anomalies(
         GroupReading(ranks=trace.groups[group], slowdown=slowdown_of.get(group, 1.0))
         for group in (*slowdown_of, *healthy)
     ]
-    node_of = {worker.rank: worker.node for worker in trace.workers}
-    known = [one for one in readings if node_of.keys() >= set(one.ranks)]
-    places, _ = find_slow_places(known, node_of, slow_from=MIN_SLOWDOWN)
+    node_of = dict.fromkeys(chain(*trace.groups), "")
+    node_of |= {worker.rank: worker.node for worker in trace.workers}
+    places, left = find_slow_places(readings, node_of, slow_from=MIN_SLOWDOWN)
     margin = exp(TWO_SIDED * max(s.error for s in together))
     begin, end = min(s.begin for s in together), max(s.end for s in together)
-    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slowdown_of)[:4])
     told = [(p.place, p.slowdown, p.low, p.high, p.num_groups) for p in places]
-    worst = max(slowdown_of.values())
-    for place, slowdown, low, high, count in told or [(None, worst, worst, worst, len(together))]:
+    if left:
+        worst = max(slowdown_of.values())
+        told.append((None, worst, worst, worst, left))
+    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slowdown_of)[:4])
+    for place, slowdown, low, high, count in told:
         rank = place.ranks[0] if place is not None and place.kind is PlaceKind.PORT else None
-        where = place or f"groups {names} alone do not tell which link it is"
+        where = place or f"groups such as {names} do not tell which link it is"
         yield Anomaly(
             kind=AnomalyKind.LINK,
             rank=rank,

@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.recorded.anomalies import AnomalyKind
 from pacekeeper.predictor.recorded.collective_stragglers import link_faults
 from pacekeeper.predictor.recorded.trace import Trace, TransferTable, Worker
@@ -66,6 +67,20 @@ def test_one_slow_pair_is_told_as_such() -> None:
     (anomaly,) = link_faults(job(PAIRS, {PAIRS.index((1, 4)): 2.0}))
     assert anomaly.rank is None
     assert "between ranks 1 and 4" in anomaly.reason
+
+
+def test_two_slow_places_at_once_are_two_findings() -> None:
+    slow = {i: 1.8 for i, pair in enumerate(PAIRS) if 0 in pair} | {PAIRS.index((3, 4)): 3.0}
+    pair, port = link_faults(job(PAIRS, slow))
+    assert (pair.rank, port.rank) == (None, 0)
+    assert "between ranks 3 and 4" in pair.reason and "5 groups" in port.reason
+
+
+def test_what_groups_do_not_tell_apart_is_no_ranks() -> None:
+    halves = ((0, 1, 2), (3, 4, 5))
+    (anomaly,) = link_faults(job(halves, {0: 2.0}))
+    assert (anomaly.rank, anomaly.tier) == (None, Tier.SUSPECTED)
+    assert "[0, 1, 2] do not tell which link" in anomaly.reason
 
 
 def test_a_fault_that_is_over_says_when() -> None:
