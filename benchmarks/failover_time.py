@@ -3,7 +3,8 @@
 Two real controllers on one PostgreSQL, each behind a proxy that loses bytes; two real agents; a
 live job on paper whose rank is slow now and then, so that plans go out and home again; and for each
 fault a job that loses a rank at a random moment about it. A fifth of the faults run through
-pgbouncer in transaction mode. `FAULTS` says what is done; each is undone before the next.
+pgbouncer in transaction mode, a tenth moves the controllers' own clocks. `FAULTS`, `CLOCKS` and
+`POOLED` say what is done; each is undone before the next.
 
 `leads_s`: from the begin of the fault (where the database was away: from its return) to a later
 term; the leader may also go on. `serves_s`: to a controller that serves. `commands_s`: to all
@@ -90,12 +91,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Faults to choose from, and how many of them to run on one pair of controllers."""
+    """Faults to choose from, and how many of them to run on one pair of controllers.
+
+    Attributes:
+        is_pooled: Whether the controllers reach the server through pgbouncer.
+        moves_clocks: Whether the controllers run under faketime, as the server does.
+    """
 
     name: str
     faults: Sequence[Fault]
     count: int
     is_pooled: bool = False
+    moves_clocks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +125,7 @@ class TermHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """The wall clocks of the database server and of each controller."""
+    """The wall clocks of the database server and of each controller; none: they cannot be moved."""
 
     server: MovedClock
     controllers: Sequence[MovedClock]
@@ -134,10 +141,7 @@ FAULTS = (
     Fault(name="writer's bytes lost", is_lasting=True),
     Fault(name="kill leader, server's clock -1 h", is_lasting=True, needs="faketime"),
     Fault(name="freeze in transaction, server's clock -1 h", is_lasting=True, needs="faketime"),
-    Fault(name="kill leader, standby's clock -1 h", is_lasting=True, needs="faketime"),
     Fault(name="server's clock +1 h", is_lasting=False, needs="faketime"),
-    Fault(name="leader's clock +1 h", is_lasting=False, needs="faketime"),
-    Fault(name="leader's clock -1 h", is_lasting=False, needs="faketime"),
     Fault(name="server restart", is_lasting=False),
     Fault(name="server crash", is_lasting=False),
     Fault(name="connections reset", is_lasting=False),
@@ -146,12 +150,18 @@ FAULTS = (
     Fault(name="kill standby", is_lasting=False),
     Fault(name="kill agent", is_lasting=False),
 )
+CLOCKS = (
+    Fault(name="kill leader, standby's clock -1 h", is_lasting=True, needs="faketime"),
+    Fault(name="leader's clock +1 h", is_lasting=False, needs="faketime"),
+    Fault(name="leader's clock -1 h", is_lasting=False, needs="faketime"),
+)
 POOLED = (
     Fault(name="kill leader", is_lasting=True),
     Fault(name="freeze in transaction", is_lasting=True),
     Fault(name="server crash", is_lasting=False),
     Fault(name="kill pgbouncer", is_lasting=False),
 )
+KINDS = (*FAULTS, *CLOCKS, *POOLED)
 LOSES = {
     "requests lost": ("loses_requests",),
     "answers lost": ("loses_answers",),
@@ -229,8 +239,11 @@ class Run:
         first, second = (
             f"postgresql://postgres@127.0.0.1:{p.port}/{database}" for p in self.proxies
         )
-        moved = None if clocks is None else [one.environment for one in clocks.controllers]
-        self.pair = Pair(folder, (first, second), LEASE, environments=moved)
+        moved = clocks.controllers if clocks is not None else ()
+        environments = [dict(one.environment) for one in moved] or [{}, {}]
+        for environment in environments:
+            environment["PYTHONFAULTHANDLER"] = "1"  # SIGABRT writes all stacks to the log
+        self.pair = Pair(folder, (first, second), LEASE, environments=environments)
         self.pair.start(0)
         self.pair.start(1)
         self.nodes = [Node(folder, f"n{i}", self.pair.both) for i in range(2)]
@@ -499,14 +512,18 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path, random: Random, *, is_pooled: bool) -> Iterator[Run]:
+def running(
+    folder: Path, random: Random, *, is_pooled: bool = False, moves_clocks: bool = False
+) -> Iterator[Run]:
     """A fleet with what this host offers."""
     with contextlib.ExitStack() as stack:
         library, clocks = faketime(), None
         if library is not None:
             clocks = Clocks(
                 server=MovedClock(folder / "clock", library),
-                controllers=[MovedClock(folder / f"clock-{i}", library) for i in range(2)],
+                controllers=[
+                    MovedClock(folder / f"clock-{i}", library) for i in range(2 * moves_clocks)
+                ],
             )
         disk = stack.enter_context(small_disk(DISK_MEGABYTES))
         server = stack.enter_context(
@@ -524,7 +541,11 @@ def running(folder: Path, random: Random, *, is_pooled: bool) -> Iterator[Run]:
             yield run
         except BaseException:
             for index in range(2):
-                print(f"c{index}:\n{run.pair.log(index)[-4000:]}", file=sys.stderr)
+                if run.pair.processes[index] is not None:
+                    run.pair.signal(index, signal.SIGCONT)
+                    run.pair.signal(index, signal.SIGABRT)
+                    time.sleep(1.0)
+                print(f"c{index}:\n{run.pair.log(index)[-9000:]}", file=sys.stderr)
                 print(f"n{index}:\n{run.nodes[index].log[-2000:]}", file=sys.stderr)
             raise
 
@@ -556,7 +577,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     asked = parser.parse_args()
     only = asked.only.split(";") if asked.only else []
-    if unknown := set(only) - {kind.name for kind in FAULTS}:
+    if unknown := set(only) - {kind.name for kind in (*FAULTS, *CLOCKS)}:
         parser.error(f"--only: no such fault: {', '.join(sorted(unknown))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is undone
     tally = Tally(asked=asked.faults)
@@ -566,8 +587,11 @@ def main() -> int:
         num_pooled = 0
     random = Random(asked.seed)
     direct = [kind for kind in FAULTS if not only or kind.name in only]
+    clocks = [kind for kind in CLOCKS if not only or kind.name in only]
+    num_clocks = 0 if not clocks else asked.faults // 10 if direct else asked.faults
     for fleet in (
-        Fleet(name="direct", faults=direct, count=asked.faults - num_pooled),
+        Fleet(name="direct", faults=direct, count=asked.faults - num_pooled - num_clocks),
+        Fleet(name="clocks", faults=clocks, count=num_clocks, moves_clocks=True),
         Fleet(name="pgbouncer", faults=POOLED, count=num_pooled, is_pooled=True),
     ):
         if fleet.count:
@@ -583,7 +607,9 @@ def run_fleet(fleet: Fleet, random: Random, tally: "Tally") -> None:
     with tempfile.TemporaryDirectory(prefix="failover-") as root:
         folder = Path(root)
         folder.chmod(0o755)
-        with running(folder, random, is_pooled=fleet.is_pooled) as run:
+        with running(
+            folder, random, is_pooled=fleet.is_pooled, moves_clocks=fleet.moves_clocks
+        ) as run:
             for number, kind in enumerate(schedule(run, fleet.faults, fleet.count)):
                 times = run.fault(kind, f"{fleet.name}-{number}")
                 lead = "goes on" if times.leads_s is None else f"leads {times.leads_s:.1f} s"
@@ -614,10 +640,10 @@ class Tally:
         deaths = Counter(one.job for one in stored if one.job != LIVE and one.kind == "death")
         lost = [one for one in run.listed if one not in stored]
         ranks = run.ranks
-        for kind in (*FAULTS, *POOLED):
+        for kind in KINDS:
             if kind.name in run.times:
                 self.times[f"{name}: {kind.name}"] = run.times[kind.name]
-        lasting = {kind.name for kind in (*FAULTS, *POOLED) if kind.is_lasting}
+        lasting = {kind.name for kind in KINDS if kind.is_lasting}
         self.takeovers += [
             one for kind, times in run.times.items() if kind in lasting for one in times
         ]
