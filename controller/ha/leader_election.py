@@ -133,9 +133,11 @@ class _Election:
         """Alternate until `stop` is set."""
         while not self._stop.is_set():
             term = await self._stand_by()
-            if term is not None and await self._lead(term):
-                # Others take over first: this controller has just failed.
-                self._renewer.set_eligible(after_s=2.0 * self._config.lease.duration_s)
+            if term is not None:
+                has_failed = await self._lead(term)
+                # After a failure others take over first.
+                pause_s = 2.0 * self._config.lease.duration_s if has_failed else 0.0
+                self._renewer.set_eligible(after_s=pause_s)
         await asyncio.gather(*self._closing)
 
     async def _stand_by(self) -> int | None:
@@ -207,6 +209,7 @@ class _Election:
     ) -> None:
         """Set `over` when the controller stops, or the lease is lost or released."""
         while not self._stop.is_set() and leadership.term() is not None:
+            self._renewer.show_alive()
             leadership.check_write(controller.write_waits_s())
             await pause(self._stop, LOOK_S)
         over.set()

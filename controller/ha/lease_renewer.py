@@ -1,7 +1,8 @@
 """Renews a controller's lease in a separate thread, so that neither computing nor a disk delays it.
 
 `lease.py` decides; this module reads the clock, which also counts while the host is suspended, and
-calls the lease's store.
+calls the lease's store. A leader whose event loop shows no sign of life resigns: its thread alone
+would renew for ever.
 """
 
 import logging
@@ -15,6 +16,7 @@ from pacekeeper.controller.ha import lease
 from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Wait, Write
 
 RELEASE_WITHIN_S = 2.0
+HUNG_S = 120.0  # a leader without a sign of life; a takeover of a large store takes up to 90 s
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class LeaseRenewer:
         self._is_over = False
         self._is_writing = False
         self._outage = ""
+        self._alive_s = clock_s()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -61,6 +64,10 @@ class LeaseRenewer:
         """The term to command in now; None: no command may be sent."""
         with self._news:
             return lease.active_term(self._member, self._clock_s()) or None
+
+    def show_alive(self) -> None:
+        """Show that the leader's event loop runs; called at least once in HUNG_S."""
+        self._alive_s = self._clock_s()
 
     @property
     def record(self) -> Record | None:
@@ -106,6 +113,7 @@ class LeaseRenewer:
         """Called with the lock."""
         before, self._member = self._member, member
         if member.term != before.term:
+            self._alive_s = self._clock_s()
             what = f"leads in term {member.term}" if member.term else f"left term {before.term}"
             _log.info("lease: %s %s", member.name, what)
         self._news.notify_all()
@@ -118,6 +126,9 @@ class LeaseRenewer:
                     break
                 now_s = self._clock_s()
                 self._set_member(lease.time_passes(self._member, now_s))
+                if lease.active_term(self._member, now_s) and now_s - self._alive_s > HUNG_S:
+                    _log.error("lease: the leader resigns: it has hung for %.0f s", HUNG_S)
+                    self._set_member(lease.resign(self._member))
                 step = lease.next_step(self._member, now_s)
                 self._is_writing = isinstance(step, Write)
                 if isinstance(step, Wait):

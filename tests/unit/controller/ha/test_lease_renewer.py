@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable
+
+import pytest
 
 from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
-from pacekeeper.controller.ha.lease_renewer import LeaseRenewer
+from pacekeeper.controller.ha.lease_renewer import HUNG_S, LeaseRenewer
 
 PATIENCE_S = 30.0
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
@@ -49,3 +52,53 @@ def test_a_term_that_begins_as_its_member_ends_is_let_go() -> None:
     store.may_answer.set()
     ending.join(PATIENCE_S)
     assert (store.record.term, store.record.run_id) == (2, "")
+
+
+class Row:
+    """A lease's store that answers at once."""
+
+    def __init__(self) -> None:
+        self.record = FREE
+
+    def read(self) -> Record:
+        return self.record
+
+    def write(self, record: Record, expected: Record | None) -> bool:
+        if self.record != expected:
+            return False
+        self.record = record
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_leader_whose_loop_hangs_resigns(is_alive: bool) -> None:
+    now_s, row = 1000.0, Row()
+    member = ElectionMember(name="a", run_id="a1", address="a:1", timing=TIMING)
+    renewer = LeaseRenewer(member, row, lambda: now_s)
+    renewer.start()
+    renewer.set_eligible()
+    wait_until(lambda: renewer.term() == 2)
+    end_s = now_s + HUNG_S + 10.0
+    while now_s < end_s and renewer.term() is not None:
+        if is_alive:
+            renewer.show_alive()
+        renewals = row.record.renewals
+        now_s += TIMING.renew_s
+        with renewer._news:
+            renewer._news.notify_all()  # the clock of the test does not wake it
+        wait_until(lambda: row.record.renewals > renewals)  # noqa: B023
+    assert (renewer.term() == 2) == is_alive
+    assert row.record.run_id == ("a1" if is_alive else "")
+    assert (now_s > 1000.0 + HUNG_S) or is_alive
+    renewer.close()
+    assert row.record.run_id == ""
