@@ -19,7 +19,7 @@ from support.partitions import even_partition, model_of, problem_of
 
 LAYERS = 2  # of a stage
 EXPERT_S = 0.5  # of a row and layer; its attention takes 1 s
-WHOLE_ROWS = 1.05  # the planner's own rounding, over the best of all divisions
+WHOLE_ROWS = 1.06  # a plan over the best of all divisions: rows are whole
 
 Division = tuple[tuple[int, ...], ...]  # [stages][pipelines]
 
