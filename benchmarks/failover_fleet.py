@@ -1,4 +1,6 @@
-"""Nodes for `failover_time`: real agents, and ranks on paper that write rings and follow plans.
+"""Nodes and terms for `failover_time`: real agents, ranks on paper, and who led when.
+
+The ranks write rings and follow plans.
 
 What the ranks are told is written down: a generation that is offered with two contents, a term or
 a probe that goes back, a plan that comes into force twice would be a command applied twice.
@@ -10,7 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
 
 from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from pacekeeper.core.layout.layout import Layout
@@ -24,6 +32,60 @@ LIVE = "live"
 STEP_S = 0.1
 STEPS_PER_MOOD = 60  # healthy, then with a slow rank, then healthy again
 SLOW = {1: 1.7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownIncident:
+    """What identifies an incident in a list and in the store."""
+
+    incident_id: int
+    job: str
+    kind: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermHolder:
+    """One start of a controller that leads in a term, first seen at `first_s` (monotonic)."""
+
+    run_id: str
+    first_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Terms:
+    """Watches the lease's row: the holder of each term."""
+
+    url: str
+    seen: dict[int, TermHolder] = field(default_factory=dict)
+    doubled: list[int] = field(default_factory=list)
+    _connection: Any = None
+
+    def look(self) -> int:
+        """The newest term; 0 while the server does not answer."""
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(
+                    self.url, autocommit=True, connect_timeout=2, row_factory=dict_row
+                )
+            row = self._connection.execute("SELECT term, run_id FROM leases").fetchone()
+        except psycopg.Error:
+            self.close()
+            return 0
+        if row is None:
+            return 0
+        term, run_id = int(row["term"]), row["run_id"]
+        if run_id:
+            first = TermHolder(run_id=run_id, first_s=time.monotonic())
+            if self.seen.setdefault(term, first).run_id != run_id:
+                self.doubled.append(term)
+        return term
+
+    def close(self) -> None:
+        """Connect anew the next time."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class Node:

@@ -40,9 +40,10 @@ from typing import Any
 
 import grpc
 import psycopg
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import class_row
 
-from benchmarks.failover_fleet import LIVE, Node, Ranks, lose_a_rank
+from benchmarks.failover_faults import CLOCKS, FAULTS, KINDS, LOSES, POOLED, Fault, Fleet
+from benchmarks.failover_fleet import LIVE, KnownIncident, Node, Ranks, Terms, lose_a_rank
 from pacekeeper.protos import status_pb2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -76,99 +77,11 @@ ZERO = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One kind of fault.
-
-    Attributes:
-        is_lasting: It lasts until another controller leads, which must come.
-        needs: What this host may lack; empty: nothing.
-    """
-
-    name: str
-    is_lasting: bool
-    needs: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """Faults to choose from, and how many of them to run on one pair of controllers.
-
-    Attributes:
-        is_pooled: Whether the controllers reach the server through pgbouncer.
-        moves_clocks: Whether the controllers run under faketime, as the server does.
-    """
-
-    name: str
-    faults: Sequence[Fault]
-    count: int
-    is_pooled: bool = False
-    moves_clocks: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownIncident:
-    """What identifies an incident in a list and in the store."""
-
-    incident_id: int
-    job: str
-    kind: str
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermHolder:
-    """One start of a controller that leads in a term, first seen at `first_s` (monotonic)."""
-
-    run_id: str
-    first_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
     """The wall clocks of the database server and of each controller; none: they cannot be moved."""
 
     server: MovedClock
     controllers: Sequence[MovedClock]
-
-
-FAULTS = (
-    Fault(name="kill leader", is_lasting=True),
-    Fault(name="freeze leader", is_lasting=True),
-    Fault(name="freeze in transaction", is_lasting=True),
-    Fault(name="requests lost", is_lasting=True),
-    Fault(name="answers lost", is_lasting=True),
-    Fault(name="both lost", is_lasting=True),
-    Fault(name="writer's bytes lost", is_lasting=True),
-    Fault(name="kill leader, server's clock -1 h", is_lasting=True, needs="faketime"),
-    Fault(name="freeze in transaction, server's clock -1 h", is_lasting=True, needs="faketime"),
-    Fault(name="server's clock +1 h", is_lasting=False, needs="faketime"),
-    Fault(name="server restart", is_lasting=False),
-    Fault(name="server crash", is_lasting=False),
-    Fault(name="connections reset", is_lasting=False),
-    Fault(name="commits unanswered", is_lasting=False),
-    Fault(name="disk full", is_lasting=False, needs="mount"),
-    Fault(name="kill standby", is_lasting=False),
-    Fault(name="kill agent", is_lasting=False),
-)
-CLOCKS = (
-    Fault(name="kill leader, standby's clock -1 h", is_lasting=True, needs="faketime"),
-    Fault(name="leader's clock +1 h", is_lasting=False, needs="faketime"),
-    Fault(name="leader's clock -1 h", is_lasting=False, needs="faketime"),
-)
-POOLED = (
-    Fault(name="kill leader", is_lasting=True),
-    Fault(name="freeze in transaction", is_lasting=True),
-    Fault(name="server crash", is_lasting=False),
-    Fault(name="kill pgbouncer", is_lasting=False),
-)
-KINDS = (*FAULTS, *CLOCKS, *POOLED)
-LOSES = {
-    "requests lost": ("loses_requests",),
-    "answers lost": ("loses_answers",),
-    "both lost": ("loses_requests", "loses_answers"),
-    "writer's bytes lost": ("loses_writers",),
-    "commits unanswered": ("loses_commits",),
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,42 +91,6 @@ class Times:
     leads_s: float | None
     serves_s: float
     commands_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Terms:
-    """Watches the lease's row: the holder of each term."""
-
-    url: str
-    seen: dict[int, TermHolder] = field(default_factory=dict)
-    doubled: list[int] = field(default_factory=list)
-    _connection: Any = None
-
-    def look(self) -> int:
-        """The newest term; 0 while the server does not answer."""
-        try:
-            if self._connection is None:
-                self._connection = psycopg.connect(
-                    self.url, autocommit=True, connect_timeout=2, row_factory=dict_row
-                )
-            row = self._connection.execute("SELECT term, run_id FROM leases").fetchone()
-        except psycopg.Error:
-            self.close()
-            return 0
-        if row is None:
-            return 0
-        term, run_id = int(row["term"]), row["run_id"]
-        if run_id:
-            first = TermHolder(run_id=run_id, first_s=time.monotonic())
-            if self.seen.setdefault(term, first).run_id != run_id:
-                self.doubled.append(term)
-        return term
-
-    def close(self) -> None:
-        """Connect anew the next time."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 class Run:

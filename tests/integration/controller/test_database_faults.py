@@ -9,6 +9,7 @@ from random import Random
 import grpc
 import pytest
 from benchmarks import failover_time
+from benchmarks.failover_faults import FAULTS
 from benchmarks.failover_fleet import LIVE, Node, Ranks, lose_a_rank
 from benchmarks.failover_time import ZERO, Tally
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,7 +23,7 @@ from support.postgres import cluster, new_database, open_root
 
 pytestmark = pytest.mark.timeout(600)
 SERVING = health_pb2.HealthCheckResponse.SERVING
-FAULTS = {kind.name: kind for kind in failover_time.FAULTS}
+BY_NAME = {kind.name: kind for kind in FAULTS}
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_nothing_acknowledged_is_lost_and_no_command_is_doubled(
     if is_pooled and not Pooler.found():
         pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
     tally = Tally(asked=len(faults))
-    kinds = [FAULTS[name] for name in faults]
+    kinds = [BY_NAME[name] for name in faults]
     with failover_time.running(open_folder, Random(5), is_pooled=is_pooled) as run:
         for kind in failover_time.schedule(run, kinds, len(kinds)):
             run.fault(kind, str(len(run.times)))

@@ -5,7 +5,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from benchmarks.failover_time import BAR_S, FAULTS, ZERO, Tally, Times, schedule
+from benchmarks.failover_faults import FAULTS
+from benchmarks.failover_time import BAR_S, ZERO, Tally, Times, schedule
 
 
 class World:
