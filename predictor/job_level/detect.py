@@ -152,11 +152,13 @@ def judged(basis: Basis, chance: float = CHANCE) -> TraceReport:
         shifted = [rise for rise in rises if _is_shift(blocks, found, rise)]
         rises = [rise for rise in rises if rise not in shifted]
         notes.extend(_shift_note(pace, blocks, found, rise) for rise in shifted)
-    elif rises and rises[0].begin == 0:
-        # Caches fill, compilers run, routing finds its balance: no health was seen before it.
-        settled = int(pace.step[_steps(pace, blocks, found, rises[0])[1] - 1])
-        notes.append(f"slower from the start to step {settled}: it settled or was mended")
-        rises = rises[1:]
+    elif rises:
+        begin, end = _steps(pace, blocks, found, rises[0])
+        if begin < MIN_STEPS:
+            # Caches fill, compilers run, routing finds its balance: hardly any health was seen.
+            settled = int(pace.step[end - 1])
+            notes.append(f"slower from the start to step {settled}: it settled or was mended")
+            rises = rises[1:]
     incidents = by_size(found, rises, FLOOR)
     anomalies = (_anomaly(pace, blocks, found, one, known_by, least) for one in incidents)
     return TraceReport(

@@ -54,12 +54,7 @@ def passing_rises(
     A rise to a pace that the job had before, or that it jumps to at another time, is taken for a
     kind of its work. floor: the log slowdown that is the least worth telling.
     """
-    paces = [level.mean for level in found if level.num_blocks >= STEADY_BLOCKS]
-    steady = [  # levels that are no edge: long enough, or of a pace that the job keeps elsewhere
-        i
-        for i, level in enumerate(found)
-        if level.num_blocks >= STEADY_BLOCKS or any(abs(level.mean - p) < floor / 2 for p in paces)
-    ]
+    steady = _steady(found, floor)
     changes = [found[after].mean - found[before].mean for before, after in pairwise(steady)]
     jumps: list[int] = []  # positions in `changes` of jumps up that nothing has undone yet
     rises: list[Rise] = []
@@ -87,6 +82,24 @@ def passing_rises(
     return kept, sorted(unexplained), periodic
 
 
+def _steady(found: Sequence[Level], floor: float) -> list[int]:
+    """The levels that are no edge inside a block: long enough, or a pace that the job keeps
+    elsewhere and that does not lie between those of its neighbours, as an edge's does.
+    """
+    paces = [level.mean for level in found if level.num_blocks >= STEADY_BLOCKS]
+    edges = {
+        at
+        for at in range(1, len(found) - 1)
+        if (found[at].mean - found[at - 1].mean) * (found[at + 1].mean - found[at].mean) > 0.0
+    }
+    return [
+        at
+        for at, level in enumerate(found)
+        if level.num_blocks >= STEADY_BLOCKS
+        or (at not in edges and any(abs(level.mean - pace) < floor / 2.0 for pace in paces))
+    ]
+
+
 def by_size(found: Sequence[Level], rises: Sequence[Rise], floor: float) -> list[list[Rise]]:
     """The rises, those together that are of about one size, from about one pace."""
     groups: list[list[Rise]] = []
@@ -104,7 +117,10 @@ def by_size(found: Sequence[Level], rises: Sequence[Rise], floor: float) -> list
 
 
 def _size(found: Sequence[Level], rise: Rise) -> float:
-    return mean(found[rise.begin : rise.end]) - rise.base if rise.size is None else rise.size
+    """Return the log slowdown: that of the steady levels, where there are any. Edges hide it."""
+    inside = found[rise.begin : rise.end]
+    inside = [one for one in inside if one.num_blocks >= STEADY_BLOCKS] or inside
+    return mean(inside) - rise.base if rise.size is None else rise.size
 
 
 def _is_of_a_schedule(found: Sequence[Level], alike: Sequence[Rise]) -> bool:
