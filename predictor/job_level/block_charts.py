@@ -87,11 +87,12 @@ def limits_of(false_alarms_per_job_day: float, step_s: float, excursions: Excurs
 def with_findings(charts: Charts, jobs: Positions) -> Charts:
     """Begin anew the charts of jobs that are found slow.
 
-    The finding cuts an excursion off: it counts as high as it would have risen in the mean. Were it
-    left out, thresholds would sink with each alarm.
+    The finding cuts the excursions off that charts are on: each counts as high as it would have
+    risen in the mean. Were it left out, thresholds would sink with each alarm.
     """
     levels, rises, excursions = charts.levels.copy(), charts.rises.copy(), charts.excursions
-    heights = rises[:, jobs] + mean_excess(excursions)[:, None]
+    heights = rises[:, jobs]
+    heights = np.where(heights > 0.0, heights + mean_excess(excursions)[:, None], 0.0)
     counts = excursions.counts + np.stack([by_height(own) for own in heights])
     levels[:, jobs] = rises[:, jobs] = 0.0
     return replace(

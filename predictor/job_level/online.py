@@ -8,14 +8,14 @@ not judged: the pause between two steps shows it.
 """
 
 from dataclasses import dataclass, field, replace
-from math import exp, sqrt
+from math import ceil, exp, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sensitivity, crossing_level
-from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import QUIET_SUSPICION, Charts
 from pacekeeper.predictor.detector.global_slowdown import (
@@ -37,7 +37,7 @@ from pacekeeper.predictor.job_level.block_charts import (
 from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
 from pacekeeper.predictor.job_level.detect import MIN_STEPS, judged, measured
 from pacekeeper.predictor.recorded.trace import StepTable, Trace
-from pacekeeper.predictor.stats.cusum_design import DAY_S
+from pacekeeper.predictor.stats.cusum_design import DAY_S, REFERENCES
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
 
 LOOK_STEPS = BLOCK_STEPS
@@ -48,6 +48,7 @@ SIGHT_STEPS = 100  # for which the smallest visible slowdown is stated
 LEAST_PAUSE = 1.0  # of a step's duration, between two steps: an evaluation or a checkpoint
 UNSETTLED_STEPS = 12  # after a pause: caches and input pipelines fill again
 LEAST_BETWEEN_PAUSES = 4 * UNSETTLED_STEPS  # more frequent ones are part of the job's usual pace
+LASTING = 0.25  # of its blocks may be below half its size (less one sigma) if a slowdown lasts
 MOST_CHANCE = 0.5  # of a false alarm in the remembered steps
 _STEP, _DURATION, _TOKENS, _SQUARES, _IS_QUIET = range(5)
 DEFAULT = DetectorConfig()
@@ -72,16 +73,18 @@ class JobStep:
 class JobLevelState:
     """The remembered steps of a job: rows of (step, seconds, tokens, tokens^2, no suspicion).
 
-    They ascend, in blocks of BLOCK_STEPS. `charts` have one column. `slowdown` of the finding, 1.0
-    if there is none. `held_looks`: newest ones under suspicion. `told_step`: up to there all has
-    been told. `knowledge` that the newest look rested on, with its `note` and its `sensitivity`;
-    None before the first. `ended_s`: end of the newest step; `since_pause`: steps since a pause;
+    They ascend, in blocks of BLOCK_STEPS. `charts` have one column; `blocks_since_zero` [charts]:
+    newest blocks, from each chart's last zero on. `slowdown` of the finding, 1.0 if there is none.
+    `held_looks`: newest ones under suspicion. `told_step`: up to there all has been told.
+    `knowledge` that the newest look rested on, with its `note` and its `sensitivity`; None before
+    the first. `ended_s`: end of the newest step; `since_pause`: steps since a pause;
     `is_unsettled`: they are not judged yet.
     """
 
     generation: int = 0
     rows: Array = field(default_factory=lambda: np.zeros((0, 5)))
     charts: Charts = field(default_factory=lambda: cusum.with_ranks(cusum.no_charts(), NOBODY))
+    blocks_since_zero: Positions = field(default_factory=lambda: np.zeros(len(REFERENCES), np.intp))
     slowdown: float = 1.0
     held_looks: int = 0
     told_step: int = -1
@@ -189,7 +192,9 @@ def _charted(
     sigma, doubt = float(health.sigma[0]), float(health.doubt[0])
     step_s = float(np.median(pace.rows[:, _DURATION]))
     limits = limits_of(config.false_alarms_per_job_day, step_s, charts.excursions)
+    since_zero = pace.blocks_since_zero
     for block in blocks[-1:] if charts.recent_steps else blocks:  # the first time all of them
+        since_zero = np.where(charts.levels[:, 0] == 0.0, 0, since_zero) + 1
         charts = cusum.advance(
             limits,
             charts,
@@ -205,6 +210,7 @@ def _charted(
     pace = replace(
         pace,
         charts=charts,
+        blocks_since_zero=since_zero,
         held_looks=0 if suspicion <= QUIET_SUSPICION else pace.held_looks + 1,
         knowledge=Knowledge.WORK,
         note="",
@@ -212,7 +218,7 @@ def _charted(
     )
     if pace.is_open:
         return _looked_again(pace, config, sigma, doubt)
-    if suspicion >= 1.0:
+    if suspicion >= 1.0 and np.isfinite(blocks[-1]):
         return _opened(pace, limits, health, ratio - health.log_ratio[0])
     if 0 < pace.held_looks <= HELD_STEPS:
         pace = replace(pace, rows=_suspected_from(pace.rows, len(pace.rows) - BLOCK_STEPS))
@@ -250,17 +256,21 @@ def _opened(
 ) -> tuple[JobLevelState, GlobalSlowdownChange]:
     """Open a finding, or measure anew where hardly any health was seen before it.
 
+    Of a slowdown that comes and goes since the chart was zero, the size is that of the slow blocks.
+
     excess: log slowdown of each remembered step over health.
     """
     charts, sigma = pace.charts, float(health.sigma[0])
-    heights = zip(limits.rules, charts.peaks[:, 0].tolist(), strict=True)
-    rule, peak = max(heights, key=lambda one: one[1] / one[0].h)
-    blocks = charts.recent[:, 0]
-    risen = np.minimum(np.nan_to_num(blocks) / sigma, rule.clip) - rule.k
-    num_blocks = 1 + int(np.cumsum(risen[::-1]).argmax())  # since the chart was zero
-    size = max(float(np.nanmedian(blocks[-num_blocks:])), rule.k * sigma)
+    heights = charts.peaks[:, 0] / [rule.h for rule in limits.rules]
+    at = int(heights.argmax())
+    rule, peak = limits.rules[at], float(charts.peaks[at, 0])
+    blocks = charts.recent[-pace.blocks_since_zero[at] :, 0]
+    num_blocks, blocks = len(blocks), blocks[np.isfinite(blocks)]
+    slow = blocks[blocks >= min(rule.k * sigma, blocks.max())]
+    size = float(np.median(slow))
+    level = size * len(slow) / len(blocks)
     near = min(len(excess), (num_blocks + 2) * BLOCK_STEPS)
-    beyond = np.clip(np.nan_to_num(excess[-near:]) - size / 2.0, -size, size)
+    beyond = np.clip(np.nan_to_num(excess[-near:]) - level / 2.0, -size, size)
     first = len(excess) - 1 - int(np.cumsum(beyond[::-1]).argmax())
     rows, charts = pace.rows, with_findings(charts, np.array(NOBODY))
     is_health = (rows[:first, _IS_QUIET] > 0.0) & (rows[:first, _TOKENS] > 0.0)
@@ -268,9 +278,11 @@ def _opened(
         kept = rows[first // BLOCK_STEPS * BLOCK_STEPS :].copy()
         kept[:, _IS_QUIET] = 1.0
         return replace(pace, rows=kept, charts=charts), NO_NEWS
-    slow = excess[first:]
-    slow = slow[np.isfinite(slow)]
-    size, num_steps = float(np.median(slow)), len(slow)
+    num_steps = len(slow) * BLOCK_STEPS
+    blocks = charts.recent[-ceil((len(rows) - first) / BLOCK_STEPS) :, 0]
+    if np.nanquantile(blocks, LASTING) > size / 2.0 - sigma:
+        steps = excess[first:][np.isfinite(excess[first:])]
+        size, num_steps = max(float(np.median(steps)), rule.k * sigma), len(steps)
     error = MEDIAN_ERROR * sigma * sqrt(BLOCK_STEPS / num_steps)
     low, slowdown, high = (exp(size + way * TWO_SIDED * error) for way in (-1.0, 0.0, 1.0))
     onset, newest = int(rows[first, _STEP]), int(rows[-1, _STEP])

@@ -1,5 +1,7 @@
 """Charts of whole jobs: what counts as health and noise, and what alarms teach the thresholds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,15 @@ def test_a_job_that_has_shown_fewer_blocks_doubts_its_health_more() -> None:
     quiet[-9:, 0] = quiet[:, 1] = 0.0
     few, many = healthy_pace(quiet, NEW).doubt
     assert few > 3.0 * many > 0.0
+
+
+def test_a_finding_cuts_off_the_excursions_that_charts_are_on_and_no_others() -> None:
+    charts = cusum.with_ranks(cusum.no_charts(), [0])
+    rises, counts = np.array([[7.0], [0.0], [3.0], [0.0]]), np.zeros_like(charts.excursions.counts)
+    counts[:, 20] = 1.0
+    charts = replace(charts, rises=rises, excursions=Excursions(counts=counts))
+    counted = with_findings(charts, np.array([0])).excursions.counts.sum(axis=1)
+    assert counted.tolist() == [2.0, 1.0, 2.0, 1.0]
 
 
 def alarms(values: np.ndarray, asked: float) -> int:

@@ -8,6 +8,7 @@ import pytest
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
+from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS
 from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.job_level.online import (
     LEAST_STEPS,
@@ -74,6 +75,29 @@ def test_what_comes_and_goes_again_and_again_is_found_live(seed: int, is_told: b
     _, news = played(even(pace_s, seed) if is_told else job(pace_s, seed=seed))
     onsets = [one.found.onset_step for one in news if one.found is not None]
     assert onsets and 140 <= min(onsets) <= 260
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_a_second_slowdown_has_an_onset_and_a_size_of_its_own(seed: int) -> None:
+    _, news = played(even(slowed(slowed(FLAT_S, 200, 300, 1.07), 350, 450, 1.05), seed))
+    (first, second) = [one.found for one in news if one.found is not None]
+    assert abs(first.onset_step - 200) <= 5 and abs(second.onset_step - 350) <= 5
+    assert first.slowdown == pytest.approx(1.07, rel=0.01)
+    assert second.slowdown == pytest.approx(1.05, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_size_of_what_comes_and_goes_is_that_of_its_slow_blocks(seed: int, every: int) -> None:
+    step = np.arange(2 * WINDOW_STEPS)
+    is_slow = (step >= 300) & (step < 1500) & (step // BLOCK_STEPS % every == 0)
+    pace, config = JobLevelState(), DetectorConfig(false_alarms_per_job_day=100.0)
+    sizes = list[float]()
+    for one in told(even(np.where(is_slow, 0.066, 0.06), seed)):
+        pace, news = update_job_level(pace, one, config)
+        sizes += [] if news.found is None else [news.found.slowdown]
+    assert sizes and sizes == pytest.approx([1.1] * len(sizes), rel=0.02)
+    assert not pace.is_open
 
 
 def test_a_finding_lasts_as_long_as_the_slowdown_far_beyond_what_is_remembered() -> None:
