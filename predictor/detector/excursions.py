@@ -60,10 +60,17 @@ def with_finding(excursions: Excursions, rank: int, peaks: Array) -> Excursions:
 def mean_excess(excursions: Excursions) -> Array:
     """By how much an excursion that reaches a height rises beyond it in the mean [charts].
 
-    The same at each height where the tail is exponential.
+    The same at each height where the tail is exponential. That of all or of the TAIL highest, where
+    it is more: bouts rise further than what neighbours differ by.
     """
-    num = np.maximum(excursions.counts.sum(axis=1), 1.0)
-    excess: Array = np.maximum(excursions.counts @ _MIDDLES / num - EDGES[0], 0.0)
+    counts = excursions.counts
+    beyond = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+    start = np.maximum((beyond >= TAIL).sum(axis=1, keepdims=True) - 1, 0)
+    excess = np.zeros(len(counts))
+    for first in (np.zeros_like(start), start):
+        part = np.where(np.arange(len(EDGES)) >= first, counts, 0.0)
+        mean = part @ _MIDDLES / np.maximum(part.sum(axis=1), 1.0)
+        excess = np.maximum(excess, mean - EDGES[first[:, 0]])
     return excess
 
 

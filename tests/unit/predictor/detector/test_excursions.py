@@ -96,6 +96,14 @@ def test_what_is_cut_off_would_have_risen_by_the_scale_of_the_tail() -> None:
     assert mean_excess(Excursions(counts=counts)) == pytest.approx([1.0, 3.0, 0.0, 0.0], rel=0.05)
 
 
+def test_what_bouts_add_is_not_hidden_by_many_small_excursions() -> None:
+    rng = np.random.default_rng(0)
+    peaks = 1.0 + np.concatenate([rng.exponential(0.3, 20_000), rng.exponential(8.0, 200)])
+    counts = np.zeros((len(REFERENCES), len(EDGES)))
+    counts[0] = by_height(peaks)
+    assert mean_excess(Excursions(counts=counts))[0] == pytest.approx(8.0, rel=0.4)
+
+
 def test_the_charts_of_normal_noise_raise_half_of_the_alarms_asked_for_at_least() -> None:
     between, num_ranks = 1e4, 200
     rng = np.random.default_rng(0)
