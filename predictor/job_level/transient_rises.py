@@ -117,9 +117,10 @@ def by_size(found: Sequence[Level], rises: Sequence[Rise], floor: float) -> list
 
 
 def _size(found: Sequence[Level], rise: Rise) -> float:
-    """Return the log slowdown: that of the steady levels, where there are any. Edges hide it."""
+    """Return the log slowdown: of the steady levels, else of the highest. Edges would hide it."""
     inside = found[rise.begin : rise.end]
-    inside = [one for one in inside if one.num_blocks >= STEADY_BLOCKS] or inside
+    steady = [one for one in inside if one.num_blocks >= STEADY_BLOCKS]
+    inside = steady or [max(inside, key=lambda one: one.mean)]
     return mean(inside) - rise.base if rise.size is None else rise.size
 
 
