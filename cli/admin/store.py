@@ -4,13 +4,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import HostError, VersionError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -49,7 +50,7 @@ def backup(store: str, to: Path) -> None:
         if path is not None:
             contents = _copy_file(path, part)
         else:
-            with _opened(store) as source, _opened(str(part)) as target:
+            with _opened_to_read(store) as source, _opened(str(part)) as target:
                 contents = _text(_copy(source, target))
             Path(f"{part}.lock").unlink(missing_ok=True)
         os.link(part, to)  # fails if the file exists
@@ -66,7 +67,7 @@ def backup(store: str, to: Path) -> None:
 def check(store: str) -> None:
     """Read and decode every row of STORE that a controller would read.
 
-    Stop the controller of an SQLite store first; one on PostgreSQL may run.
+    Nothing in it changes: an SQLite file is copied beside it for this. The controller may run.
     """
     from pacekeeper.controller.observability.timeline_codec import (
         decode_incident_timeline,
@@ -90,7 +91,7 @@ def check(store: str) -> None:
         (INCIDENT_TIMELINES, lambda row: decode_incident_timeline(row["timeline"])),
         (JOB_TIMELINES, lambda row: decode_job_timeline(row["timeline"])),
     )
-    with _opened(store) as opened:
+    with _opened_to_read(store) as opened:
         load_state(opened, 0.0)
         counts = dict[str, int]()
         for table, decode in decoders:
@@ -111,9 +112,15 @@ def check(store: str) -> None:
 def migrate(source: str, to: str) -> None:
     """Copy all rows of SOURCE into the empty store TO, from SQLite to PostgreSQL or back.
 
-    Stop all controllers of both first. SOURCE stays as it is; start them with --store TO.
+    Stop all controllers of both first. SOURCE stays as it is, also one of an older version; start
+    them with --store TO.
     """
-    with _opened(source) as old, _opened(to) as new:
+    from pacekeeper.controller.storage import sqlite_file
+    from pacekeeper.controller.storage.store import sqlite_path
+
+    path = sqlite_path(source)
+    unused = nullcontext() if path is None else sqlite_file.taken(path)
+    with unused, _opened_to_read(source) as old, _opened(to) as new:
         _reject_led(old)
         _reject_used(new)
         counts = _copy(old, new)
@@ -126,6 +133,53 @@ def _opened(store: str) -> Iterator["Store"]:
 
     with closing(Store.open(store)) as opened:
         yield opened
+
+
+@contextmanager
+def _opened_to_read(store: str) -> Iterator["Store"]:
+    """A store of which nothing changes: of an SQLite file a copy is opened, and migrated.
+
+    Raises:
+        HostError: There is no store, it does not answer, or it is damaged.
+        VersionError: It has another version.
+    """
+    from pacekeeper.controller.storage.postgres import PostgresDatabase
+    from pacekeeper.controller.storage.store import Store, sqlite_path
+
+    path = sqlite_path(store)
+    if path is None:
+        with closing(Store(PostgresDatabase(store))) as opened:
+            _reject_other_tables(opened)
+            yield opened
+        return
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(
+                TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent)
+            )
+            _copy_file(path, copy := Path(folder) / "copy")
+        except (sqlite3.Error, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise HostError(f"cannot copy {path} to read it: {why}", remedy=_REMEDY) from None
+        opened = stack.enter_context(_opened(str(copy)))
+        opened.database.name = str(path)
+        yield opened
+
+
+def _reject_other_tables(store: "Store") -> None:
+    """Raises HostError for a database without tables, VersionError for another version."""
+    from pacekeeper.controller.storage.tables import SCHEMA_VERSION
+
+    name = store.database.name
+    with store.reading() as connection:
+        if not connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')").scalar():
+            raise HostError(f"store {name} has no tables of a controller", remedy=_REMEDY)
+        version = connection.exec_driver_sql("SELECT version FROM pacekeeper_schema").scalar()
+    if version != SCHEMA_VERSION:
+        raise VersionError(
+            f"store {name} has schema {version}, this command reads {SCHEMA_VERSION}",
+            remedy="start a controller of this version, which migrates it once it leads",
+        )
 
 
 def _rows(store: "Store", table: "sa.Table") -> Iterator["sa.RowMapping"]:

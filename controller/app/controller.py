@@ -137,6 +137,7 @@ class Controller:
             send_frame=self._send_frame,
             attach_policy=self.listener_setup.interceptor,
             leadership=self.leadership,
+            lease_margin_s=config.lease.margin_s,
         )
         self.history = TimelineWriter(store=self.store, config=config.retention)
         self.status = StatusService(
@@ -357,23 +358,34 @@ class Controller:
         """Process events together; the new state is used, and commands run, once it is stored."""
         state, commands = self.state, list[Command]()
         for event in merge_reports(events):
-            began_s = time.monotonic()
-            try:
-                state, said = machine.advance(state, event, config=self.config, now_s=began_s)
-            except Exception as error:
-                # Our bug: say it loudly, drop this one event whole, keep serving.
-                self._count_failure(f"event dropped: {type(event).__name__}", error)
-                continue
-            commands += said
-            if isinstance(event, NodesReported):
-                self.metrics.reports.inc(len(event.reports))
-            self.metrics.advance.observe(time.monotonic() - began_s)
+            state = self._advance(state, event, commands)
         commands = last_of_each(commands)
         await self._store(state, commands)
         self.state = state
         for command in commands:
             self._executor.execute(command)
         await self._thread.run(self.history.on_commands, commands)
+
+    def _advance(self, state: State, event: Event, commands: list[Command]) -> State:
+        """The state after an event, whose commands are appended; an internal error drops it whole.
+
+        Of reports that were merged only those are dropped that fail by themselves.
+        """
+        began_s = time.monotonic()
+        try:
+            after, said = machine.advance(state, event, config=self.config, now_s=began_s)
+        except Exception as error:
+            if isinstance(event, NodesReported) and len(event.reports) > 1:
+                for report in event.reports:
+                    state = self._advance(state, NodesReported(reports=(report,)), commands)
+            else:
+                self._count_failure(f"event dropped: {type(event).__name__}", error)
+            return state
+        commands += said
+        if isinstance(event, NodesReported):
+            self.metrics.reports.inc(len(event.reports))
+        self.metrics.advance.observe(time.monotonic() - began_s)
+        return after
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
         """Store the changes in one transaction; retries while disk or server reject writes.
@@ -388,28 +400,30 @@ class Controller:
             return
         refused, unix_s = "", time.time()
         self._unstored_s = time.monotonic()
-        while True:
-            try:
-                await self._thread.run(write_all, self.store, state, writes, unix_s)
-            except FencedError:
-                self.leadership.lost()
-                await asyncio.Future()
-            except sa.exc.DBAPIError as error:
-                self.store.raise_if_lasting(error)
-                # Full, locked, unreadable or away for now: the world's fault.
-                self.metrics.store_retries.inc()
-                if str(error.orig) != refused:
-                    refused = str(error.orig)
-                    _log.error(
-                        "The store %s rejects writes, and intake waits: %s",
-                        self.store.database.name,
-                        refused,
-                    )
-                    await self._report_health(refused)
-                await asyncio.sleep(STORE_RETRY_S)
-            else:
-                break
-        self._unstored_s = None
+        try:
+            while True:
+                try:
+                    await self._thread.run(write_all, self.store, state, writes, unix_s)
+                except FencedError:
+                    self.leadership.lost()
+                    await asyncio.Future()
+                except sa.exc.DBAPIError as error:
+                    self.store.raise_if_lasting(error)
+                    # Full, locked, unreadable or away for now: the world's fault.
+                    self.metrics.store_retries.inc()
+                    if str(error.orig) != refused:
+                        refused = str(error.orig)
+                        _log.error(
+                            "The store %s rejects writes, and intake waits: %s",
+                            self.store.database.name,
+                            refused,
+                        )
+                        await self._report_health(refused)
+                    await asyncio.sleep(STORE_RETRY_S)
+                else:
+                    break
+        finally:
+            self._unstored_s = None
         self._writes.done(state, writes)
         if refused:
             _log.info("The store %s accepts writes again", self.store.database.name)

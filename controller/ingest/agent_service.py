@@ -35,6 +35,7 @@ from pacekeeper.controller.state.events import (
     NodeDetached,
     NodeReported,
 )
+from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.telemetry.attachment import (
     JOB_NAME_RULE,
     NODE_NAME_RULE,
@@ -53,7 +54,7 @@ ACKS_PER_S = 2000
 ACK_SPARSEST = 8.0  # times less often, at most: an agent leaves a stream that is silent for 15 s
 ACK_LOOK_S = 0.05
 PACING_S = 2.0  # between two looks at the number of agents
-FRESH_S = 0.5  # that a leader's command may wait: later ones might be sent after its lease
+FRESH_S = 0.5  # that a command may wait in the ingest process, if the lease's margin is long enough
 MAX_TEXT = 64  # characters of an agent's version and incarnation
 NO_LEADER = "this controller is not the leader any more"
 OUR_VERSION = pacekeeper.__version__
@@ -118,6 +119,7 @@ class AgentControl:
         send_frame: Sends a frame to the ingest processes.
         attach_policy: Admits agents and reports.
         leadership: Whether this controller may command; checked before each message.
+        lease_margin_s: Seconds between the end of a leader's term and the next term.
         sequences: The newest processed report of each agent.
     """
 
@@ -127,6 +129,7 @@ class AgentControl:
     send_frame: Callable[[bytes], None]
     attach_policy: AttachPolicy = field(default_factory=AttachPolicy)
     leadership: Leadership = field(default_factory=Standalone)
+    lease_margin_s: float = LeaseConfig().margin_s
     sequences: Sequences = field(default_factory=Sequences)
     _log_limiter: LogRateLimiter = field(default_factory=LogRateLimiter)
     _streams: dict[int, _Stream] = field(default_factory=dict)
@@ -135,7 +138,11 @@ class AgentControl:
     _pacing: Pacing = field(default_factory=lambda: pacing_for(0))
 
     async def handle_frames(self, frames: Sequence[Frame]) -> None:
-        """Handle frames of the ingest process in order; return once all is stored and answered."""
+        """Handle frames of the ingest process in order; return once all is stored and answered.
+
+        `put` drops an event that an internal error prevents, and counts it; its report is
+        acknowledged, since it would fail again and hold up those behind it.
+        """
         events, outcome = list[Event](), _IngestResult()
         for kind, number, value, data in frames:
             if kind == ipc.OPENED:
@@ -159,7 +166,7 @@ class AgentControl:
             if events:
                 await self.put(events)
         except Exception as error:
-            # Our bug: these streams end, their agents reconnect and send their reports again.
+            # Nothing is stored: these streams end, their agents send their reports again.
             self.on_failure("processing reports failed", error)
             affected = {stream for stream, *_ in (*outcome.taken, *outcome.ends)}
             for stream in affected.union(outcome.welcomes):
@@ -420,13 +427,14 @@ class AgentControl:
         self.send_frame(ipc.encode_send(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """Until when a command may be sent, so that it does not outlast a lease; 0: no limit.
+        """Until when a command may be sent, in ms of CLOCK_MONOTONIC; 0: no limit.
 
-        In ms of CLOCK_MONOTONIC.
+        It is made while this controller leads, so it leaves at most half the lease's margin after
+        that; the other half is for clocks.
         """
         if not self.leadership.answer_within_s:
             return 0
-        return round((time.monotonic() + FRESH_S) * 1e3)
+        return int((time.monotonic() + min(FRESH_S, self.lease_margin_s / 2.0)) * 1e3)
 
     def _end(self, stream: _Stream, code: grpc.StatusCode, why: str) -> None:
         stream.is_over = True

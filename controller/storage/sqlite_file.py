@@ -120,11 +120,11 @@ class SqliteDatabase:
 
     def damaged(self, error: object) -> "DamagedError":
         """The error to raise for a damaged store."""
-        return damaged(self._path, error)
+        return damaged(Path(self.name), error)
 
     def refused(self, error: object) -> HostError:
         """The error to raise for a file that cannot be read now."""
-        return _refused(self._path, str(error))
+        return _refused(Path(self.name), str(error))
 
 
 def _cause(error: Exception) -> Exception:

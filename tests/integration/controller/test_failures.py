@@ -16,13 +16,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.controller.app.controller import Controller
 from pacekeeper.controller.machine import machine
-from pacekeeper.controller.state.events import Event, NodeAttached, Tick
+from pacekeeper.controller.state.events import (
+    Event,
+    NodeAttached,
+    NodeReported,
+    NodesReported,
+    Tick,
+)
 from pacekeeper.controller.state.state import State
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.resize.shrink import shrink
-from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.protos import control_pb2, status_pb2
 from support.controllers import (
     HELLO,
@@ -176,6 +182,47 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     assert said == ["event dropped: NodeAttached: KeyError('a bug')"]
     failures = controller.metrics.registry.get_sample_value("pacekeeper_advance_failures_total")
     assert failures == 2
+
+
+def test_of_reports_taken_together_only_that_is_dropped_that_fails_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = machine.advance
+
+    def failing(state: State, event: Event, *, config: ControllerConfig, now_s: float) -> Any:
+        if isinstance(event, NodesReported) and "b" in {one.node for one in event.reports}:
+            raise KeyError("a bug")
+        return real(state, event, config=config, now_s=now_s)
+
+    def reported(node: str) -> NodeReported:
+        report = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(attached(f"job-{node}", LAYOUT),))
+        return NodeReported(node=node, agent_incarnation="x", report=report)
+
+    async def scene(controller: Controller) -> None:
+        consumer = asyncio.create_task(controller._consume())
+        await controller._put_all(
+            [
+                NodeAttached(node=node, product_version="0", agent_incarnation="x")
+                for node in ("a", "b", "c")
+            ]
+        )
+        await controller._put_all([reported(node) for node in ("a", "b", "c")])
+        consumer.cancel()
+
+    monkeypatch.setattr(machine, "advance", failing)
+    controller = Controller(
+        replace(
+            ControllerConfig(),
+            listen="127.0.0.1:0",
+            api_listen="127.0.0.1:0",
+            store=str(tmp_path / "store"),
+        )
+    )
+    asyncio.run(scene(controller))
+    assert set(controller.state.jobs) == {"job-a", "job-c"}
+    value = controller.metrics.registry.get_sample_value
+    assert value("pacekeeper_advance_failures_total") == 1
+    assert value("pacekeeper_reports_total") == 2
 
 
 def test_a_wall_clock_that_is_set_while_it_runs_dates_what_comes(

@@ -1,12 +1,14 @@
 """A backup is whole, its owner's only, made while the store is used, and over no other file."""
 
 import os
+import re
 import sqlite3
 import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -130,6 +132,34 @@ def test_a_store_goes_to_postgresql_and_back_with_all_rows(
     store.close()
 
 
+@pytest.mark.parametrize("words", [("check",), ("migrate", "new.sqlite"), ("backup", "new.sqlite")])
+def test_an_older_file_stays_as_it_is_whatever_is_read_from_it(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(filled.parent)
+    before = filled.read_bytes()
+    called(words[0], str(filled), *words[1:])
+    assert filled.read_bytes() == before
+    new = {one.name for one in filled.parent.iterdir()} - {filled.name, f"{filled.name}.lock"}
+    assert new <= {"new.sqlite", "new.sqlite.lock"}, "no copy is left"
+
+
+def test_a_database_that_is_only_read_gets_no_tables(postgres_url: str, tmp_path: Path) -> None:
+    for words in (("check",), ("migrate", str(tmp_path / "a")), ("backup", str(tmp_path / "b"))):
+        with pytest.raises(HostError, match="no tables"):
+            called(words[0], postgres_url, *words[1:])
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        assert found.fetchall() == []
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for words in (("check",), ("migrate", str(tmp_path / "new"))):
+        with pytest.raises(HostError, match=r"none\.sqlite"):
+            called(words[0], str(tmp_path / "none.sqlite"), *words[1:])
+    assert not (tmp_path / "none.sqlite").exists()
+
+
 def test_nothing_is_migrated_into_a_store_that_has_rows(filled: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     store = Store.open(other)
@@ -172,7 +202,7 @@ def test_a_check_reads_every_row_and_names_the_damaged_one(place: str | Path) ->
     store = Store.open(place)
     store.history_tables.save_job_timeline("moe", b"no timeline", 1.0)
     store.close()
-    with pytest.raises(HostError, match="job_timelines moe"):
+    with pytest.raises(HostError, match=rf"{re.escape(store.database.name)} .*job_timelines moe"):
         called("check", str(place))
     store = Store.open(place)
     execute(store, "DELETE FROM job_timelines")

@@ -157,6 +157,22 @@ def test_a_write_without_an_answer_waits_since_it_was_asked_for(
     played(tmp_path, monkeypatch, scene)
 
 
+def test_no_write_waits_once_an_internal_error_has_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise sa.exc.ProgrammingError("INSERT", None, ValueError("a bug"))
+
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        monkeypatch.setattr(app, "write_all", failing)
+        await controller._put_all([Tick(unix_offset_s=FEW)])
+        failures = controller.metrics.registry.get_sample_value("pacekeeper_advance_failures_total")
+        assert (failures, executed) == (1.0, [])
+        assert controller.write_waits_s() == 0.0
+
+    played(tmp_path, monkeypatch, scene)
+
+
 def test_where_another_leads_nothing_is_executed_nor_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +186,7 @@ def test_where_another_leads_nothing_is_executed_nor_acknowledged(
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert not executed and not putting.done()
+        assert controller.write_waits_s() > 0.0
         putting.cancel()
 
     played(tmp_path, monkeypatch, scene)

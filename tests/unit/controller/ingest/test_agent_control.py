@@ -174,6 +174,23 @@ def test_with_a_lease_commands_expire_in_a_busy_ingest_process_and_nothing_else_
     assert command[2] > 0
 
 
+@pytest.mark.parametrize(("margin_s", "until_ms"), [(1.0, 7500), (3.0, 7500), (0.05, 7025)])
+def test_no_command_leaves_later_than_half_the_leases_margin(
+    monkeypatch: pytest.MonkeyPatch, margin_s: float, until_ms: int
+) -> None:
+    class Led(Standalone):
+        answer_within_s = 4.0
+
+    desk = Desk(leadership=Led())
+    desk.control.lease_margin_s = margin_s
+    desk.take(opened(1, "a"))
+    monkeypatch.setattr("pacekeeper.controller.ingest.agent_service.time.monotonic", lambda: 7.0)
+    told = control_pb2.NotifyDeaths(job="j", ranks=[4])
+    desk.said.clear()
+    desk.control.send(("a",), "deaths", "j", control_pb2.AttachResponse(notify_deaths=told))
+    assert [number for _, _, number, _ in desk.said] == [until_ms]
+
+
 def test_an_offer_to_a_thousand_nodes_crosses_the_line_once() -> None:
     """An ingest process with more than a second of unsent bytes counts as hanging."""
     desk = Desk()

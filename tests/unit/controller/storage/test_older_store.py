@@ -30,7 +30,7 @@ DUMP = ROOT / "tests/golden/controller/storage/older_store.sql"
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Store, State]]:
-    """Where it was written, and migrated to PostgreSQL; a copy of it as it was is kept."""
+    """Taken over where it was written, with a copy kept; and read into PostgreSQL, unchanged."""
     path = tmp_path / "store.sqlite"
     connection = sqlite3.connect(path)
     connection.executescript(DUMP.read_text())
@@ -38,13 +38,13 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Sto
     before = list(connection.iterdump())
     connection.close()
     if request.param == "sqlite":
-        store = Store.open(path)
+        store, kept_at = Store.open(path), f"{path}.schema-{version}"
     else:
         url = str(request.getfixturevalue("postgres_url"))
         migrated = CliRunner().invoke(command, ["migrate", str(path), url])
         assert migrated.exit_code == 0, migrated.output
-        store = Store.open(url)
-    kept = sqlite3.connect(f"{path}.schema-{version}")
+        store, kept_at = Store.open(url), str(path)
+    kept = sqlite3.connect(kept_at)
     assert list(kept.iterdump()) == before
     kept.close()
     yield store, load_state(store, 1_760_000_000.0)
