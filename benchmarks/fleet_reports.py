@@ -7,12 +7,15 @@ job the records of eight ranks: micro-batches, expert loads, the step's end. One
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from signal import SIGKILL
 from typing import Protocol
 
 from benchmarks.agent_swarm import Body, varint
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.records import RankExitRecord
 from pacekeeper.protos import telemetry_pb2 as t
+from pacekeeper.protos.convert.records import fill_columns
 
 DEVICES = 8
 DEVICE_PERIOD = 5  # reports
@@ -114,6 +117,17 @@ class Job:
 
     def _ranks(self, place: int) -> range:
         return range(place * DEVICES, (place + 1) * DEVICES)
+
+
+def lost_rank(job: str) -> bytes:
+    """A job of two ranks attaches, and one of them was killed."""
+    told = t.JobReport(job=job, run_id=1)
+    fill_columns(told.rank_exits, [RankExitRecord(rank=1, pid=1001, exit_code=0, signal=SIGKILL)])
+    for rank in range(2):
+        told.attached.add(
+            job=job, rank=rank, world_size=2, pid=1000 + rank, role="train", clock="cuda", run_id=1
+        )
+    return t.NodeReport(jobs=[told]).SerializeToString()
 
 
 _SHAPE = {

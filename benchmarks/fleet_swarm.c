@@ -42,11 +42,12 @@ typedef struct {
 } Part;
 
 typedef struct {
-    Part hello, greeting, devices, step[STEP_VARIANTS];
+    Part hello, greeting, devices, step[STEP_VARIANTS], loss;
     int fd, state, is_broken, is_polled_out, waits_in; /* waits_in: to be read from first, by TLS */
     void *tls;
     double phase_s, first_s, opened_s, backoff_s, retry_s;
     uint64_t sequence, settled, sent, goal; /* made; acknowledged; sent on this connection */
+    uint64_t loss_at; /* the report that has `loss`; 0: none */
     int64_t connection_window, stream_window, initial_window;
     uint8_t *in, *said, *out; /* frames, messages of the server, what could not be written yet */
     int32_t in_size, in_room, said_size, said_room, out_size, out_room;
@@ -294,6 +295,7 @@ static int make_report(Swarm *s, Agent *a, uint64_t n, int is_greeting, double n
         uint32_t step = n / s->step_every - 1;
         size += put_part(body + size, &a->step[step % STEP_VARIANTS], made_s, step);
     }
+    if (!is_greeting && n == a->loss_at) size += put_part(body + size, &a->loss, made_s, 0);
     head[head_size++] = 0x08;
     head_size += put_varint(head + head_size, n);
     head[head_size++] = 0x11;
@@ -496,12 +498,12 @@ void swarm_open_with(Swarm *s, const uint8_t *opening, int size) {
     memcpy(s->opening, opening, size);
 }
 
-/* Part `which`: 0 hello, 1 greeting, 2 devices, 3.. steps; of agent -1 (which 0): the kernel's. */
+/* Part `which`: 0 hello, 1 greeting, 2 devices, 3.. steps, then a loss; of agent -1: the kernel's. */
 void swarm_part(Swarm *s, int agent, int which, const uint8_t *bytes, int size, const int32_t *times,
                 int num_times, const int32_t *numbers, int num_numbers) {
     Agent *a = agent < s->num ? &s->agents[agent] : &s->probes[agent - s->num];
     Part *p = agent < 0 ? &s->kernel : which == 0 ? &a->hello : which == 1 ? &a->greeting
-            : which == 2 ? &a->devices : &a->step[which - 3];
+            : which == 2 ? &a->devices : which < 3 + STEP_VARIANTS ? &a->step[which - 3] : &a->loss;
     *p = (Part){malloc(size + 1), size, num_times, num_numbers,
                 malloc(4 * num_times + 1), malloc(4 * num_numbers + 1)};
     memcpy(p->bytes, bytes, size);
@@ -523,6 +525,11 @@ int64_t swarm_num_waiting(Swarm *s) {
     int64_t waiting = 0;
     for (int i = 0; i < s->num; i++) waiting += s->agents[i].sequence - s->agents[i].settled;
     return waiting;
+}
+
+/* Its report after so many tells its loss, once. */
+void swarm_lose(Swarm *s, int agent, int reports) {
+    s->agents[agent].loss_at = s->agents[agent].sequence + reports;
 }
 
 void swarm_mark(Swarm *s) {

@@ -27,6 +27,7 @@ LOOK_S = 0.05
 _SOME_TIME_S, _SOME_STEP = 1234567.890123, 0x6BCDEF5
 _TIME, _STEP = struct.pack("<d", _SOME_TIME_S), varint(_SOME_STEP)
 _KERNEL, _HELLO, _GREETING, _DEVICES, _STEPS = -1, 0, 1, 2, 3
+_LOSS = _STEPS + STEP_VARIANTS
 
 
 class Counts(ctypes.Structure):
@@ -63,6 +64,7 @@ def library(folder: Path, *, has_tls: bool = False) -> ctypes.CDLL:
     if has_tls:
         found.swarm_tls.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
     found.swarm_open_with.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
+    found.swarm_lose.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     found.swarm_part.argtypes = (
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
         *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int) * 2,
@@ -142,6 +144,19 @@ class FleetSwarm:
     def drop_all(self) -> None:
         """Every connection breaks at once; all come back as agents do."""
         self._c.swarm_drop_all(self._swarm)
+
+    def lose_ranks(self, every: int, within: int) -> list[str]:
+        """Every so many agents report a killed rank, once, in one of their next `within` reports.
+
+        Returns:
+            The jobs of these ranks, one each.
+        """
+        jobs = list[str]()
+        for number, agent in enumerate(range(0, self.num_agents, every)):
+            jobs.append(f"loss-{agent:05d}")
+            self._put(agent, _LOSS, fleet_reports.lost_rank(jobs[-1]))
+            self._c.swarm_lose(self._swarm, agent, 1 + number % within)
+        return jobs
 
     def mark(self) -> None:
         """From now on `num_behind` is about what was told until now."""
