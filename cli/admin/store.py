@@ -143,6 +143,7 @@ def _opened_to_read(store: str) -> Iterator["Store"]:
         HostError: There is no store, it does not answer, or it is damaged.
         VersionError: It has another version.
     """
+    from pacekeeper.controller.storage import sqlite_file
     from pacekeeper.controller.storage.postgres import PostgresDatabase
     from pacekeeper.controller.storage.store import Store, sqlite_path
 
@@ -152,6 +153,7 @@ def _opened_to_read(store: str) -> Iterator["Store"]:
             _reject_other_tables(opened)
             yield opened
         return
+    sqlite_file.look(path)
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(

@@ -18,7 +18,7 @@ from pacekeeper.controller.ha.lease_renewer import AwayError
 from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.tables import METADATA
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.incidents.operator_orders import OperatorOrder, OrderKind
 from support.stores import execute
 from support.tree import ROOT
@@ -151,6 +151,14 @@ def test_a_database_that_is_only_read_gets_no_tables(postgres_url: str, tmp_path
     with psycopg.connect(postgres_url) as connection:
         found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
         assert found.fetchall() == []
+
+
+def test_a_file_of_an_unknown_version_is_refused_by_its_own_name(filled: Path) -> None:
+    with sqlite3.connect(filled) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(VersionError, match=rf"{filled} has schema 7"):
+        called("check", str(filled))
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
