@@ -63,7 +63,8 @@ class LeaseConfig:
     # Seconds between two renewals.
     renew_s: PositiveFloat = 1.0
     # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
-    # by as large a part of duration_s.
+    # by as large a part of duration_s. Commands wait for up to half of it (at most 0.5 s) on their
+    # way to agents, which leaves them the other half.
     margin_s: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
