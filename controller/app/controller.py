@@ -172,6 +172,7 @@ class Controller:
         self._has_come = asyncio.Event()
         self._writes = WriteBatch()
         self._unstored_s: float | None = None  # since when a write waits; None: none does
+        self._refused = ""  # why the store rejects writes; empty: it accepts them
         self._is_over = False  # nothing is taken in any more
         self._failures: set[str] = set()  # that were told
 
@@ -398,7 +399,7 @@ class Controller:
         writes = self._writes.of(state, commands, time.monotonic())
         if not writes:
             return
-        refused, unix_s = "", time.time()
+        unix_s = time.time()
         self._unstored_s = time.monotonic()
         try:
             while True:
@@ -411,21 +412,22 @@ class Controller:
                     self.store.raise_if_lasting(error)
                     # Full, locked, unreadable or away for now: the world's fault.
                     self.metrics.store_retries.inc()
-                    if str(error.orig) != refused:
-                        refused = str(error.orig)
+                    if str(error.orig) != self._refused:
+                        self._refused = str(error.orig)
                         _log.error(
                             "The store %s rejects writes, and intake waits: %s",
                             self.store.database.name,
-                            refused,
+                            self._refused,
                         )
-                        await self._report_health(refused)
+                        await self._report_health(self._refused)
                     await asyncio.sleep(STORE_RETRY_S)
                 else:
                     break
         finally:
             self._unstored_s = None
         self._writes.done(state, writes)
-        if refused:
+        if self._refused:
+            self._refused = ""
             _log.info("The store %s accepts writes again", self.store.database.name)
             await self._report_health("")
 

@@ -1,6 +1,7 @@
 """Changes are stored once before any command leaves, whatever disk, server and rivals do."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -169,6 +170,29 @@ def test_no_write_waits_once_an_internal_error_has_ended_it(
         failures = controller.metrics.registry.get_sample_value("pacekeeper_advance_failures_total")
         assert (failures, executed) == (1.0, [])
         assert controller.write_waits_s() == 0.0
+
+    played(tmp_path, monkeypatch, scene)
+
+
+def test_a_store_that_accepts_writes_again_after_an_internal_error_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = sa.exc.OperationalError("INSERT", None, sqlite3.OperationalError("full"))
+    errors = [full, sa.exc.ProgrammingError("INSERT", None, ValueError("a bug"))]
+
+    def write_all(*values: Any) -> None:
+        if errors:
+            raise errors.pop(0)
+        write_batch.write_all(*values)
+
+    async def scene(controller: Controller, executed: list[Command], office: Rivalled) -> None:
+        monkeypatch.setattr(app, "write_all", write_all)
+        refusing = controller.metrics.registry.get_sample_value
+        await controller._put_all([Tick(unix_offset_s=FEW)])
+        assert refusing("pacekeeper_store_refusing", {"reason": "full"}) == 1.0 and not executed
+        await controller._put_all([Tick(unix_offset_s=FEW)])
+        assert refusing("pacekeeper_store_refusing", {"reason": "full"}) is None
+        assert len(executed) == FEW
 
     played(tmp_path, monkeypatch, scene)
 
