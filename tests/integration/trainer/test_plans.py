@@ -49,7 +49,7 @@ def test_plans_are_followed_by_all_at_the_same_step_if_they_are_for_the_layout_i
     with Fleet(directory=tmp_path, config=config) as fleet:
         fleet.await_step(2, 0)
         plan = fleet.layout(1)
-        # The engine has no ranks that stand by.
+        # Rank 3 has no part in it, and does not stand by either.
         fleet.offer(replace(start_layout([4, 4], (0, 1, 2), 2), generation=2), base_generation=1)
         fleet.await_(lambda: all(refused(fleet, rank) == [2] for rank in range(4)))
         for generation in (1, 3, 4):

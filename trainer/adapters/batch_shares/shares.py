@@ -6,12 +6,14 @@ tokens of the global batch, whatever the shares. The sum of tokens travels with 
 one message of a few numbers a step.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.layout.layout import Layout
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 
 def tokens_in(batch: Any) -> int:
-    """Return the tokens over which the loss of a micro-batch is a mean.
+    """Return the tokens over which a loss without a shift is a mean.
 
     Those of `labels` that are not -100, else all of `input_ids`, else the elements of a tensor.
 
@@ -48,6 +50,63 @@ def tokens_in(batch: Any) -> int:
             )
 
 
+def shifted_tokens_in(batch: Any) -> int:
+    """Return the tokens over which the loss of a causal model of transformers is a mean.
+
+    The model shifts `labels` itself, so that the first one of each row is no target.
+
+    Raises:
+        ConfigError: The batch has no labels.
+    """
+    match batch:
+        case Mapping() if "labels" in batch:
+            return tokens_in({"labels": batch["labels"][..., 1:]})
+        case _:
+            raise ConfigError(
+                "a batch for a causal model of transformers has no labels: its tokens are unknown",
+                remedy="pass tokens_of=, which returns the number that the loss is a mean over",
+            )
+
+
+def counter_of(model: nn.Module) -> Callable[[Any], int]:
+    """Return what counts the tokens over which the loss of a model is a mean.
+
+    Raises:
+        ConfigError: The model is, or contains, one of transformers that may have any loss.
+    """
+    inner: Any = model
+    while hasattr(inner, "_orig_mod") or isinstance(inner, DistributedDataParallel):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    if _has_causal_loss(inner):
+        return shifted_tokens_in
+    for module in inner.modules():
+        if _is_of_transformers(module):
+            raise ConfigError(
+                f"{type(module).__name__} of transformers: which labels its loss counts is unknown",
+                remedy="pass tokens_of=, which returns the number that the loss is a mean over",
+            )
+    return tokens_in
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    return any(
+        (base.__module__, base.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
+        for base in type(module).__mro__
+    )
+
+
+def _has_causal_loss(model: Any) -> bool:
+    """Whether a model's forward pass computes its loss by the causal loss of transformers."""
+    if not _is_of_transformers(model):
+        return False
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    return (
+        code is not None
+        and "loss_function" in code.co_names
+        and model.loss_function.__name__ == "ForCausalLMLoss"
+    )
+
+
 class BatchShares:
     """This rank's part of the batch; a `PlanConsumer`. Use it from the training thread.
 
@@ -62,7 +121,7 @@ class BatchShares:
         model: nn.Module,
         schedule: ShareSchedule,
         *,
-        tokens_of: Callable[[Any], int] = tokens_in,
+        tokens_of: Callable[[Any], int] | None = None,
         gather: Gather | None = None,
     ) -> None:
         """Start with equal shares; all ranks call it together.
@@ -71,18 +130,21 @@ class BatchShares:
             pace: Attached with the same `micro_batches_per_step` as the schedule.
             model: As DistributedDataParallel or FSDP2's `fully_shard` returned it.
             schedule: Also the loader's.
-            tokens_of: Returns the tokens of a micro-batch over which its loss is a mean.
+            tokens_of: Returns the tokens of a micro-batch over which its loss is a mean; None:
+                labels other than -100, without the first of each row where a causal model of
+                transformers shifts them, else all of `input_ids`, or the elements of a tensor.
             gather: Exchanges numbers of all ranks; default: a gloo group of its own, which waits
                 60 s for a rank.
 
         Raises:
-            ConfigError: The ranks have other settings, or nothing averages their gradients.
+            ConfigError: The ranks have other settings, nothing averages their gradients, or what
+                the loss of a model of transformers counts is unknown.
         """
         is_alone = not dist.is_initialized()
         self._num_ranks = 1 if is_alone else dist.get_world_size()
         self._gather = gather or (_alone if is_alone else CpuGather(VOTE_TIMEOUT_S))
         self._sync = gradient_sync(model, self._num_ranks)
-        self._tokens_of, self._weight = tokens_of, 0.0
+        self._tokens_of, self._weight = tokens_of or counter_of(model), 0.0
         self.schedule, self.step = schedule, schedule.first_step
         self._due: int | None = None  # the first step under the agreed plan
         first = self.step, schedule.micro_batches_per_step
