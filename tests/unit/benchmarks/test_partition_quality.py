@@ -2,7 +2,7 @@
 
 import pytest
 from benchmarks.partition_cases import CASES, Case, problem_of
-from benchmarks.partition_quality import SEVERITIES, draw
+from benchmarks.partition_quality import SEVERITIES, draw, is_met
 
 from pacekeeper.controller.planning.partition.layout_codec import layout_of, partition_of
 from pacekeeper.controller.planning.partition.planner import plan_partition
@@ -28,3 +28,12 @@ def test_each_plan_is_a_layout_of_a_running_job(
     )
     by_rank = {pipeline.ranks: pipeline for pipeline in again.pipelines}
     assert by_rank == {pipeline.ranks: pipeline for pipeline in partition.pipelines}
+
+
+@pytest.mark.parametrize(
+    ("won", "gain", "expected"), [(18, 1.0, True), (17, 1.0, False), (18, 1.002, False)]
+)
+def test_a_lost_cell_or_a_gain_on_healthy_jobs_misses_the_bar(
+    won: int, gain: float, expected: bool
+) -> None:
+    assert is_met({"cells": 18, "cells_won": won, "most_healthy_gain": gain}) is expected
