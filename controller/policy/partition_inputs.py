@@ -105,6 +105,8 @@ def unreported(view: PlanningSnapshot, config: PolicyConfig) -> tuple[str, ...]:
         "memory": not config.memory_bytes and view.memory_of.keys() < set(view.layout.ranks),
         "sizes of messages": not (shape.hidden_bytes and shape.tokens_per_row),
         "speed of links": not view.link_s_per_byte,
+        "number of micro-batches": not shape.num_microbatches,
+        "rows of a micro-batch": not shape.rows_per_microbatch,
     }
     return tuple(name for name, is_missing in missing.items() if is_missing)
 

@@ -67,12 +67,19 @@ MOE = staged_layout()
 
 
 def test_what_is_not_reported_is_named_in_the_decision() -> None:
-    view = reporting(DENSE, slow={1: 2.0}, memory=10**12)
+    micro_batches: dict[str, Any] = {"num_microbatches": 4, "rows_per_microbatch": 8}
+    view = reporting(DENSE, slow={1: 2.0}, memory=10**12, shape=micro_batches)
     assert unreported(view, CONFIG) == ()
     assert "does not report" not in decide(view, CONFIG).reason
+    for name, text in zip(
+        micro_batches, ("number of micro-batches", "rows of a micro-batch"), strict=True
+    ):
+        nothing: dict[str, Any] = {name: 0}
+        without = replace(view, shape=replace(view.shape, **nothing))
+        assert unreported(without, CONFIG) == (text,)
     bare = view_of(DENSE, slow={1: 2.0})
     missing = unreported(bare, CONFIG)
-    assert len(missing) == 5
+    assert len(missing) == 7
     assert all(name in decide(bare, CONFIG).reason for name in missing)
     assert "memory" not in unreported(bare, replace(CONFIG, memory_bytes=1))
 
@@ -226,19 +233,41 @@ def test_messages_are_priced_at_the_speed_of_links() -> None:
     assert problem.model.boundary_bytes == 100 * 1000
 
 
-def test_a_slow_link_changes_the_rows_of_pipelines() -> None:
+def behind_slow_links(*ranks: int) -> Decision:
+    """Of two pipelines of two stages; each rank is a node. Nobody is left out."""
     layout = staged_layout(experts=0, tensor=1)
     healthy = replace(
         reporting(layout, memory=10**12, link_s_per_byte=4e-6),
         node_of={rank: f"node-{rank}" for rank in layout.ranks},
     )
     assert decide(healthy, CONFIG).layout is None
-    view = replace(healthy, slow_links={0: 8.0})
+    view = replace(healthy, slow_links=dict.fromkeys(ranks, 8.0))
     decision = decide(view, replace(CONFIG, may_leave_out=False))
-    rows = planned(decision).rows_of(64)
     assert decision.planned_step_s < decision.current_step_s
-    assert len(set(rows.values())) > 1 or planned(decision).mesh != layout.mesh
+    return decision
+
+
+def test_a_slow_link_changes_the_rows_of_pipelines() -> None:
+    decision = behind_slow_links(0)
+    plan = planned(decision)
+    assert decision.level is MitigationLevel.BATCH_SHARES
+    assert plan.mesh == staged_layout(experts=0, tensor=1).mesh
+    rows = plan.rows_of(64)
+    assert rows[0] < rows[2]  # of the pipeline of rank 0, and of the other one
     assert "links of ranks 0 are slow" in decision.reason
+
+
+def test_slow_links_in_two_pipelines_are_brought_together_in_one() -> None:
+    before = staged_layout(experts=0, tensor=1)
+    plan = planned(behind_slow_links(0, 3))
+
+    def pipelines(of: Layout) -> set[tuple[int, ...]]:
+        return {tuple(r for stage in one.stages for r in stage.group) for one in of.pipelines}
+
+    assert pipelines(before) == {(0, 1), (2, 3)}
+    assert pipelines(plan) == {(0, 3), (2, 1)}
+    rows = plan.rows_of(64)
+    assert rows[0] < rows[2]
 
 
 def test_a_slow_link_gets_fewer_rows_of_experts() -> None:

@@ -74,6 +74,7 @@ def test_the_engine_follows_each_plan(mesh: str) -> None:
             levels[decision.level] += 1
     assert len(levels) > 2
     assert num_stages == 1 or any(plan.stage_shares for plan in plans)
+    assert num_stages == 1 or any(plan.schedule is not layout.schedule for plan in plans)
 
     def work(group: ThreadGroup) -> list[float]:
         engine = engine_of(
