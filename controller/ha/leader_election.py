@@ -23,17 +23,23 @@ from pacekeeper.controller.ha.standby_reads import StandbyReads
 from pacekeeper.controller.ha.standby_server import standby_servers
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state.state import State
-from pacekeeper.controller.storage.postgres import Fence, PostgresDatabase, database_url
+from pacekeeper.controller.storage.postgres import (
+    MIGRATE_WITHIN_S,
+    Fence,
+    PostgresDatabase,
+    database_url,
+)
 from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import HostError, VersionError
 
 LOOK_S = 0.05  # between two looks whether it leads
 OPEN_WITHIN_S = 30.0  # all jobs and incidents are read
+CLOSE_WITHIN_S = 10.0  # of readers, at the end
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +51,11 @@ class LeaseLeadership:
         self.answer_within_s = member.timing.duration_s
         self.write_within_s = member.timing.limit_s
         self.fence = Fence(term=term, run_id=member.run_id, limit_s=member.timing.limit_s)
-        self.has_resigned = False
+
+    @property
+    def has_resigned(self) -> bool:
+        """Whether it gave up this term although it held the lease."""
+        return self._renewer.has_resigned(self._term)
 
     def opened(self, store: Store) -> None:
         """Do nothing: the fence guards the store."""
@@ -66,19 +76,21 @@ class LeaseLeadership:
 
     def lost(self) -> None:
         """Resign: the store belongs to a later term."""
-        self._resign("the store belongs to a later term")
+        self.resign("the store belongs to a later term")
 
     def check_write(self, waits_s: float) -> None:
         """Resign if a write has waited for `waits_s`, and that is as long as a renewal may take."""
         timing = self._member.timing
         if waits_s >= timing.duration_s - timing.margin_s:
-            self._resign(f"a write to the store has waited {waits_s:.1f} s")
+            self.resign(f"a write to the store has waited {waits_s:.1f} s")
 
-    def _resign(self, why: str) -> None:
-        if not self.has_resigned:
-            self.has_resigned = True
-            _log.error("The leader of term %d resigns: %s", self._term, why)
-            self._renewer.resign()
+    def resign(self, why: str) -> None:
+        """Release the lease; others take over first."""
+        self._renewer.resign(self._term, why)
+
+    def show_alive(self) -> None:
+        """Show that the event loop runs."""
+        self._renewer.show_alive()
 
 
 async def run(config: ControllerConfig) -> None:
@@ -133,12 +145,19 @@ class _Election:
         """Alternate until `stop` is set."""
         while not self._stop.is_set():
             term = await self._stand_by()
-            if term is not None:
-                has_failed = await self._lead(term)
-                # After a failure others take over first.
-                pause_s = 2.0 * self._config.lease.duration_s if has_failed else 0.0
-                self._renewer.set_eligible(after_s=pause_s)
-        await asyncio.gather(*self._closing)
+            if term is None:
+                continue
+            leadership = LeaseLeadership(self._renewer, term, self._member)
+            try:
+                await self._lead(leadership)
+            except VersionError as error:
+                leadership.resign(f"{error}; this controller stands by until it is restarted")
+                continue  # a controller of another version can lead
+            # After a failure others take over first.
+            pause_s = 2.0 * self._config.lease.duration_s if leadership.has_resigned else 0.0
+            self._renewer.set_eligible(after_s=pause_s)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CLOSE_WITHIN_S)
 
     async def _stand_by(self) -> int | None:
         """Serve reads until this controller leads.
@@ -174,24 +193,20 @@ class _Election:
         record = self._renewer.record
         return "" if record is None else record.address
 
-    async def _lead(self, term: int) -> bool:
-        """Serve as the leader while the lease lasts.
-
-        Returns:
-            Whether it resigned because it could not use the store.
+    async def _lead(self, leadership: LeaseLeadership) -> None:
+        """Serve as the leader while the lease lasts; resign if the store cannot be used.
 
         Raises:
             DamagedError: The store is damaged, which an operator must resolve.
+            VersionError: The store has another version.
         """
-        leadership = LeaseLeadership(self._renewer, term, self._member)
         try:
-            past = await _open(self._config, leadership.fence)
+            past = await open_store(self._config.store, leadership, self._stop)
         except DamagedError:
             raise
         except HostError as error:
-            _log.error("The leader of term %d resigns: %s", term, error)
-            self._renewer.resign()
-            return True
+            leadership.resign(str(error))
+            return
         self._metrics.age_s = lambda: 0.0
         controller = Controller(self._config, leadership, past, self._metrics)
         over = asyncio.Event()
@@ -202,32 +217,58 @@ class _Election:
             watching.cancel()
             self._metrics.set_leading(False)
             self._last = controller.state, time.monotonic()
-        return leadership.has_resigned
 
     async def _watch(
         self, leadership: LeaseLeadership, controller: Controller, over: asyncio.Event
     ) -> None:
         """Set `over` when the controller stops, or the lease is lost or released."""
         while not self._stop.is_set() and leadership.term() is not None:
-            self._renewer.show_alive()
+            leadership.show_alive()
             leadership.check_write(controller.write_waits_s())
             await pause(self._stop, LOOK_S)
         over.set()
 
 
-async def _open(config: ControllerConfig, fence: Fence) -> tuple[Store, State]:
-    """Open the store in this term and load its state. Raises HostError and VersionError."""
-    database = PostgresDatabase(config.store, fence)
-    thread = StoreThread(OPEN_WITHIN_S, database.cut)
+async def open_store(
+    url: str, leadership: LeaseLeadership, stop: asyncio.Event
+) -> tuple[Store, State]:
+    """Open the store in this term and load its state, as long as the term lasts.
+
+    A server that does not answer at all within the lease's duration has failed; what takes longer
+    is limited by OPEN_WITHIN_S and MIGRATE_WITHIN_S.
+
+    Raises:
+        HostError: The server does not answer, or refuses; or the term is over, or `stop` is set.
+        VersionError: The tables have another version.
+    """
+    database = PostgresDatabase(url, leadership.fence)
+    thread = StoreThread(leadership.answer_within_s, database.cut)
+    watching = asyncio.create_task(_cut_when_over(database, leadership, stop))
     try:
+        is_older = await thread.run(database.needs_migration)
+        thread.limit_s = MIGRATE_WITHIN_S if is_older else OPEN_WITHIN_S
         await thread.run(database.prepare)
+        thread.limit_s = OPEN_WITHIN_S
         store = Store(database)
         return store, await thread.run(load_state, store, time.time() - time.monotonic())
     except BaseException:
         await thread.run(database.close)
         raise
     finally:
+        watching.cancel()
         thread.close()
+
+
+async def _cut_when_over(
+    database: PostgresDatabase, leadership: LeaseLeadership, stop: asyncio.Event
+) -> None:
+    """Cut whatever waits for the database, once the term is over or `stop` is set."""
+    while not stop.is_set() and leadership.term() is not None:
+        leadership.show_alive()
+        await pause(stop, LOOK_S)
+    while True:
+        database.cut()
+        await asyncio.sleep(LOOK_S)
 
 
 async def pause(stop: asyncio.Event, pause_s: float) -> None:

@@ -2,7 +2,7 @@
 
 `lease.py` decides; this module reads the clock, which also counts while the host is suspended, and
 calls the lease's store. A leader whose event loop shows no sign of life resigns: its thread alone
-would renew for ever.
+would renew for ever. Others take over first, as after each resignation.
 """
 
 import logging
@@ -16,7 +16,7 @@ from pacekeeper.controller.ha import lease
 from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Wait, Write
 
 RELEASE_WITHIN_S = 2.0
-HUNG_S = 120.0  # a leader without a sign of life; a takeover of a large store takes up to 90 s
+HUNG_DURATIONS = 5.0  # of the lease: for how long a leader may show no sign of life
 _log = logging.getLogger(__name__)
 
 
@@ -54,6 +54,7 @@ class LeaseRenewer:
         self._is_writing = False
         self._outage = ""
         self._alive_s = clock_s()
+        self._resigned_term = 0
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -66,7 +67,7 @@ class LeaseRenewer:
             return lease.active_term(self._member, self._clock_s()) or None
 
     def show_alive(self) -> None:
-        """Show that the leader's event loop runs; called at least once in HUNG_S."""
+        """Show that the leader's event loop runs; called several times in a lease's duration."""
         self._alive_s = self._clock_s()
 
     @property
@@ -79,9 +80,19 @@ class LeaseRenewer:
         """Allow it to take over after `after_s`."""
         self._change(lambda member: lease.set_eligible(member, self._clock_s() + after_s))
 
-    def resign(self) -> None:
-        """Release the lease; take over nothing until it is eligible again."""
-        self._change(lease.resign)
+    def resign(self, term: int, why: str) -> None:
+        """Release the lease, if it leads in this term; take over nothing until eligible again."""
+        with self._news:
+            if self._resigned_term == term:
+                return
+            self._resigned_term = term
+            _log.error("The leader of term %d resigns: %s", term, why)
+            self._set_member(lease.resign(self._member))
+
+    def has_resigned(self, term: int) -> bool:
+        """Whether it has resigned in this term."""
+        with self._news:
+            return self._resigned_term == term
 
     def observe_term(self, term: int) -> bool:
         """Process a term that an agent reports; returns whether it is accepted."""
@@ -126,9 +137,10 @@ class LeaseRenewer:
                     break
                 now_s = self._clock_s()
                 self._set_member(lease.time_passes(self._member, now_s))
-                if lease.active_term(self._member, now_s) and now_s - self._alive_s > HUNG_S:
-                    _log.error("lease: the leader resigns: it has hung for %.0f s", HUNG_S)
-                    self._set_member(lease.resign(self._member))
+                hung_s = now_s - self._alive_s
+                limit_s = HUNG_DURATIONS * self._member.timing.duration_s
+                if (term := lease.active_term(self._member, now_s)) and hung_s > limit_s:
+                    self.resign(term, f"its event loop has hung for {hung_s:.1f} s")
                 step = lease.next_step(self._member, now_s)
                 self._is_writing = isinstance(step, Write)
                 if isinstance(step, Wait):

@@ -109,7 +109,9 @@ class LeaseRow:
             raise
 
     def _make_tables(self) -> None:
+        database = PostgresDatabase(self._url)
         try:
-            PostgresDatabase.open(self._url).close()
+            with contextlib.closing(database), deadline(self._limit_s, database.cut):
+                database.prepare()
         except HostError as error:
             raise AwayError(str(error)) from None

@@ -16,7 +16,7 @@ from pacekeeper.controller.state.state import State
 from pacekeeper.controller.storage.postgres import PostgresDatabase
 from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.controller.storage.store_thread import StoreThread
+from pacekeeper.controller.storage.store_thread import AGAIN_S, StoreThread
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout.layout import Layout
 
@@ -96,7 +96,10 @@ class StandbyReads:
 
     async def close(self) -> None:
         """Disconnect; a read in progress fails."""
+        closing = asyncio.create_task(self.ask(self._store.close))
         self._database.cut()
+        while not (await asyncio.wait([closing], timeout=AGAIN_S))[0]:
+            self._database.cut()
         with contextlib.suppress(PacekeeperError):
-            await self.ask(self._store.close)
+            closing.result()
         self._thread.close()

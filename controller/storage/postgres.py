@@ -23,7 +23,7 @@ from pacekeeper.core.errors import ConfigError, HostError, VersionError
 
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_WITHIN_S = 2
-MIGRATE_WITHIN_S = 30.0  # one statement, such as the copy of a table
+MIGRATE_WITHIN_S = 600.0  # with a copy of all tables
 WRITER = "pacekeeper-term-"  # begins the application name of a leader's connection; then its term
 _MIGRATION_LOCK = 0x70616365  # of pg_advisory_xact_lock
 _FENCE = sa.text(
@@ -109,6 +109,14 @@ class PostgresDatabase:
             )
         except (sa.exc.ArgumentError, ValueError, TypeError) as error:
             raise ConfigError(f"--store {self.name}: {error}") from None
+        sa.event.listen(self._engine, "do_connect", self._do_connect)
+
+    def _do_connect(
+        self, _dialect: object, _record: object, args: Any, options: Any
+    ) -> "psycopg.Connection[Any]":
+        """Connect; SQLAlchemy asks a new connection at once, so `cut` has to know it before."""
+        self._live = psycopg.connect(*args, **options)
+        return self._live
 
     @classmethod
     def open(cls, url: str) -> "PostgresDatabase":
@@ -135,6 +143,18 @@ class PostgresDatabase:
         try:
             self._migrate()
         except (sa.exc.DBAPIError, psycopg.Error, FencedError) as error:
+            raise self.refused(error) from None
+
+    def needs_migration(self) -> bool:
+        """Whether its tables are of an older version. Connects; raises HostError."""
+        try:
+            with self._connected() as connection, connection.begin():
+                found = connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')")
+                if found.scalar() is None:
+                    return False
+                version = connection.exec_driver_sql("SELECT version FROM pacekeeper_schema")
+                return version.scalar() in POSTGRES_UPGRADES
+        except (sa.exc.DBAPIError, psycopg.Error) as error:
             raise self.refused(error) from None
 
     def _migrate(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+AGAIN_S = 0.05  # between two cuts of what goes on
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -18,17 +19,26 @@ async def call_here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 @contextlib.contextmanager
 def deadline(limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
-    """Call `cut` from another thread if the block has not ended within `limit_s`; 0: never."""
+    """Call `cut` from another thread once the block has taken `limit_s`, until it ends; 0: never.
+
+    It is called again and again, since the block may get its connection only then.
+    """
     if not limit_s:
         yield
         return
-    timer = threading.Timer(limit_s, cut)
-    timer.daemon = True
-    timer.start()
+    is_over = threading.Event()
+
+    def enforce() -> None:
+        is_over.wait(limit_s)
+        while not is_over.is_set():
+            cut()
+            is_over.wait(AGAIN_S)
+
+    threading.Thread(target=enforce, name="deadline", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        is_over.set()
 
 
 class StoreThread:
@@ -36,12 +46,12 @@ class StoreThread:
 
     Args:
         limit_s: Seconds that one function may take before `cut` is called; 0: any. The time that
-            it waits for others does not count.
+            it waits for others does not count. May be set between two calls.
         cut: Makes whatever the function waits for fail; called from another thread.
     """
 
     def __init__(self, limit_s: float = 0.0, cut: Callable[[], None] = lambda: None) -> None:
-        self._limit_s, self._cut = limit_s, cut
+        self.limit_s, self._cut = limit_s, cut
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,8 +60,10 @@ class StoreThread:
         Cancelled meanwhile, the function runs on, and its limit holds.
         """
 
+        limit_s = self.limit_s
+
         def limited() -> T:
-            with deadline(self._limit_s, self._cut):
+            with deadline(limit_s, self._cut):
                 return function(*args, **kwargs)
 
         return await asyncio.wrap_future(self._pool.submit(limited))

@@ -25,6 +25,7 @@ from support.postgres import Cluster, as_nobody, open_root
 
 LOOK_S = 0.02
 FENCE = b"FOR KEY SHARE"
+READY = b"Z\x00\x00\x00\x05I"  # ends a handshake
 ANSWERED_WRITES = re.compile(rb"COMMIT|UPDATE leases")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 
@@ -36,6 +37,7 @@ class DatabaseProxy:
         loses_requests: Nothing more reaches the server.
         loses_answers: Nothing more reaches the client.
         loses_writers: As both, of connections that sent a fence: the lease's connection goes on.
+        loses_next: As `loses_answers`, of connections made from now on, after their handshake.
         loses_commits: A COMMIT or a write of the lease is done, its answer is replaced by a reset.
         num_effects: Connections reset, pieces of data discarded, answers replaced and freezes.
     """
@@ -45,18 +47,19 @@ class DatabaseProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.loses_requests = self.loses_answers = False
-        self.loses_writers = self.loses_commits = False
+        self.loses_writers = self.loses_commits = self.loses_next = False
         self.num_effects = self._num_open = 0
+        self._counting = threading.Lock()
         self._freezes: int | None = None
         self.has_frozen = threading.Event()
         self._generation = 0  # connections of an earlier one are reset
         self._is_over = False
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def cut(self) -> None:
         """Reset all connections; new ones are served."""
-        self.num_effects += self._num_open
+        self._count(self._num_open)
         self._generation += 1
 
     def freeze_in_transaction(self, pid: int) -> None:
@@ -67,8 +70,9 @@ class DatabaseProxy:
     def heal(self) -> None:
         """Lose nothing more; connections that have lost bytes are reset."""
         is_hurt = self.loses_requests or self.loses_answers or self.loses_writers
+        is_hurt = is_hurt or self.loses_next
         self.loses_requests = self.loses_answers = self.loses_writers = False
-        self.loses_commits, self._freezes = False, None
+        self.loses_commits, self.loses_next, self._freezes = False, False, None
         if is_hurt:
             self._generation += 1
 
@@ -77,6 +81,10 @@ class DatabaseProxy:
         for thread in self._threads:
             thread.join()
         self._listener.close()
+
+    def _count(self, number: int = 1) -> None:
+        with self._counting:
+            self.num_effects += number
 
     def _accept(self) -> None:
         while not self._is_over:
@@ -88,13 +96,15 @@ class DatabaseProxy:
             except OSError:
                 _reset(client)
                 continue
-            thread = threading.Thread(target=self._serve, args=(client, server))
+            thread = threading.Thread(target=self._serve, args=(client, server), daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
         generation, is_writer, is_fenced, is_write = self._generation, False, False, False
-        self._num_open += 1
+        is_next, is_ready = self.loses_next, False
+        with self._counting:
+            self._num_open += 1
         try:
             while not self._is_over and generation == self._generation:
                 for source in select.select([client, server], [], [], LOOK_S)[0]:
@@ -107,22 +117,25 @@ class DatabaseProxy:
                         is_writer = is_writer or is_fenced
                         is_write = ANSWERED_WRITES.search(data) is not None
                     elif is_write and self.loses_commits:
-                        self.num_effects += 1
+                        self._count()
                         return
                     elif is_fenced and self._freezes is not None:
                         pid, self._freezes = self._freezes, None
                         os.kill(pid, signal.SIGSTOP)
-                        self.num_effects += 1
+                        self._count()
                         self.has_frozen.set()
                     is_lost = self.loses_requests if is_request else self.loses_answers
+                    is_lost = is_lost or (is_next and is_ready and not is_request)
                     if is_lost or (is_writer and self.loses_writers):
-                        self.num_effects += 1
+                        self._count()
                     else:
                         (server if is_request else client).sendall(data)
+                    is_ready = is_ready or (not is_request and data.endswith(READY))
         except OSError:
             pass
         finally:
-            self._num_open -= 1
+            with self._counting:
+                self._num_open -= 1
             _reset(client)
             _reset(server)
 

@@ -4,12 +4,16 @@ and a former leader sends nothing any more.
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import grpc
 import httpx2
+import psycopg
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pacekeeper.controller.ha.lease_row import LeaseRow
+from pacekeeper.controller.storage.postgres import PostgresDatabase
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
@@ -199,3 +203,28 @@ def welcome(pair: Pair, leader: int, said: control_pb2.Hello) -> ScriptedAgent |
     agent = ScriptedAgent(pair.addresses[pair.leader(leader)], said)
     until("an answer", lambda: agent.is_welcome or agent.error)
     return agent if agent.is_welcome else None
+
+
+def test_a_controller_of_an_older_version_stands_by_and_leaves_the_lease_to_others(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    PostgresDatabase.open(postgres_url).close()
+    with psycopg.connect(postgres_url) as store:
+        store.execute("UPDATE pacekeeper_schema SET version = version + 1")
+    with Pair(tmp_path, postgres_url) as pair:
+        pair.start(0)
+        until("it says so", lambda: "stands by until it is restarted" in pair.log(0))
+        until("it stands by again", lambda: pair.log(0).count("stands by\n") == 2)
+        with psycopg.connect(postgres_url) as store:  # in place of a newer version's tables
+            store.execute("UPDATE pacekeeper_schema SET version = version - 1")
+        pair.start(1)
+        assert pair.leader(1) == 1
+        pair.kill(1)
+        lease = LeaseRow(postgres_url, 2.0)
+        left = lease.read()
+        assert left is not None and left.holder == "c1"
+        process = pair.processes[0]
+        assert process is not None and process.process.poll() is None
+        time.sleep(2.0 * left.duration_s)
+        assert lease.read() == left, "it takes over nothing"
+        lease.close()

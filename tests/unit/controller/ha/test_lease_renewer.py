@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
-from pacekeeper.controller.ha.lease_renewer import HUNG_S, LeaseRenewer
+from pacekeeper.controller.ha.lease_renewer import HUNG_DURATIONS, LeaseRenewer
 
 PATIENCE_S = 30.0
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
@@ -82,13 +82,13 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_leader_whose_loop_hangs_resigns(is_alive: bool) -> None:
-    now_s, row = 1000.0, Row()
+    now_s, row, hung_s = 1000.0, Row(), HUNG_DURATIONS * TIMING.duration_s
     member = ElectionMember(name="a", run_id="a1", address="a:1", timing=TIMING)
     renewer = LeaseRenewer(member, row, lambda: now_s)
     renewer.start()
     renewer.set_eligible()
     wait_until(lambda: renewer.term() == 2)
-    end_s = now_s + HUNG_S + 10.0
+    end_s = now_s + hung_s + 10.0
     while now_s < end_s and renewer.term() is not None:
         if is_alive:
             renewer.show_alive()
@@ -99,6 +99,7 @@ def test_a_leader_whose_loop_hangs_resigns(is_alive: bool) -> None:
         wait_until(lambda: row.record.renewals > renewals)  # noqa: B023
     assert (renewer.term() == 2) == is_alive
     assert row.record.run_id == ("a1" if is_alive else "")
-    assert (now_s > 1000.0 + HUNG_S) or is_alive
+    assert (now_s > 1000.0 + hung_s) or is_alive
+    assert renewer.has_resigned(2) == (not is_alive)
     renewer.close()
     assert row.record.run_id == ""

@@ -1,22 +1,32 @@
 """What only the shared store has: a server that may be away, and a fence."""
 
+import asyncio
 import contextlib
 import time
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_renewer import AwayError
+from pacekeeper.controller.ha import leader_election
+from pacekeeper.controller.ha.leader_election import OPEN_WITHIN_S
+from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
+from pacekeeper.controller.ha.lease_renewer import AwayError, LeaseRenewer
 from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.state.state import JobRecord
-from pacekeeper.controller.storage.postgres import Fence, FencedError, PostgresDatabase
+from pacekeeper.controller.storage.postgres import (
+    MIGRATE_WITHIN_S,
+    Fence,
+    FencedError,
+    PostgresDatabase,
+)
 from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.schema import POSTGRES_UPGRADES
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.controller.storage.tables import SCHEMA_VERSION, STRIKES
 from pacekeeper.core.errors import HostError, VersionError
 from support.controllers import first_layout
@@ -179,6 +189,47 @@ def test_a_leader_migrates_an_older_database_and_keeps_a_copy(older: str) -> Non
     version = "SELECT version FROM pacekeeper_schema_15.pacekeeper_schema"
     assert execute_sql(older, version) == [(15,)]
     migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))  # has nothing more to do
+
+
+@pytest.mark.parametrize(
+    ("is_older", "limit_s"), [(True, MIGRATE_WITHIN_S), (False, OPEN_WITHIN_S)]
+)
+def test_a_takeover_has_longer_for_a_migration_than_for_anything_else(
+    older: str, monkeypatch: pytest.MonkeyPatch, is_older: bool, limit_s: float
+) -> None:
+    if not is_older:
+        migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+    limits: list[tuple[str, float]] = []
+
+    class Thread(StoreThread):
+        async def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+            limits.append((function.__name__, self.limit_s))
+            return await super().run(function, *args, **kwargs)
+
+    monkeypatch.setattr(leader_election, "StoreThread", Thread)
+    member = ElectionMember(
+        name="a", run_id="a", address="", timing=Timing(duration_s=8.0, renew_s=1.0, margin_s=1.0)
+    )
+    leadership = leader_election.LeaseLeadership(Leading(), 1, member)
+    store, _ = asyncio.run(leader_election.open_store(older, leadership, asyncio.Event()))
+    store.close()
+    assert limits == [
+        *(("needs_migration", 8.0), ("prepare", limit_s)),
+        ("load_state", OPEN_WITHIN_S),
+    ]
+
+
+class Leading(LeaseRenewer):
+    """Leads in term 1."""
+
+    def __init__(self) -> None:
+        """No thread runs."""
+
+    def term(self) -> int | None:
+        return 1
+
+    def show_alive(self) -> None:
+        """The loop runs."""
 
 
 @pytest.mark.parametrize(

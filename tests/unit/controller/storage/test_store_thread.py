@@ -23,6 +23,20 @@ def test_calls_run_in_order_and_their_errors_come_back() -> None:
     assert ran == list(range(20))
 
 
+def test_a_call_is_cut_until_it_ends() -> None:
+    """The first cut may come before there is a connection."""
+    cuts = threading.Semaphore(0)
+
+    async def scenario() -> None:
+        thread = StoreThread(0.05, cuts.release)
+        for _ in range(3):
+            assert await thread.run(cuts.acquire, timeout=PATIENCE_S)
+        assert await thread.run(lambda: all(cuts.acquire(timeout=PATIENCE_S) for _ in range(3)))
+        thread.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_call_that_waited_for_another_has_its_whole_limit_and_is_cut() -> None:
     """Counted from the submission, the first cut would be spent on the call before it."""
     cuts = threading.Semaphore(0)
