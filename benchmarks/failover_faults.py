@@ -42,6 +42,7 @@ FAULTS = (
     Fault(name="answers lost", is_lasting=True),
     Fault(name="both lost", is_lasting=True),
     Fault(name="writer's bytes lost", is_lasting=True),
+    Fault(name="kill leader, next one's answers lost", is_lasting=False),
     Fault(name="kill leader, server's clock -1 h", is_lasting=True, needs="faketime"),
     Fault(name="freeze in transaction, server's clock -1 h", is_lasting=True, needs="faketime"),
     Fault(name="server's clock +1 h", is_lasting=False, needs="faketime"),

@@ -141,7 +141,7 @@ class Ranks:
             one.write(record)
         self._step = 0
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:

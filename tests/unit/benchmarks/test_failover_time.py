@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 from benchmarks.failover_faults import FAULTS
-from benchmarks.failover_time import BAR_S, ZERO, Tally, Times, schedule
+from benchmarks.failover_time import (
+    BAR_S,
+    COMMANDS_BAR_S,
+    SERVES_BAR_S,
+    ZERO,
+    Tally,
+    Times,
+    schedule,
+)
 
 
 class World:
@@ -32,7 +40,12 @@ def test_faults_that_a_host_cannot_do_are_named_and_not_replaced_by_nothing() ->
 def tally() -> Tally:
     """A run of two faults in which all went well."""
     times = Times(leads_s=2.0, serves_s=3.0, commands_s=4.0)
-    return Tally(asked=2, sums=Counter(faults=2), takeovers=[times, times])
+    return Tally(
+        asked=2,
+        sums=Counter(faults=2, plans_applied=1),
+        times={"direct: kill leader": [times, times]},
+        takeovers=[times, times],
+    )
 
 
 def test_a_run_passes_only_if_all_its_faults_were_done_and_nothing_was_lost() -> None:
@@ -51,7 +64,22 @@ def test_a_run_with_one_of_these_has_not_passed(name: str) -> None:
     assert not one.figures()["passed"]
 
 
-def test_a_late_takeover_does_not_pass() -> None:
+@pytest.mark.parametrize(
+    "times",
+    [
+        Times(leads_s=BAR_S + 0.1, serves_s=4.0, commands_s=4.0),
+        Times(leads_s=None, serves_s=SERVES_BAR_S + 0.1, commands_s=4.0),
+        Times(leads_s=None, serves_s=4.0, commands_s=COMMANDS_BAR_S + 0.1),
+    ],
+)
+def test_a_late_leader_does_not_pass_whatever_the_fault(times: Times) -> None:
     late = tally()
-    late.takeovers.append(Times(leads_s=BAR_S + 0.1, serves_s=9.0, commands_s=9.0))
+    late.times["direct: server restart"] = [times]
     assert not late.figures()["passed"]
+
+
+def test_a_run_without_plans_or_without_takeovers_has_not_passed() -> None:
+    no_plans, no_takeovers = tally(), tally()
+    no_plans.sums["plans_applied"] = 0
+    no_takeovers.takeovers = []
+    assert not no_plans.figures()["passed"] and not no_takeovers.figures()["passed"]
