@@ -197,7 +197,9 @@ class MovedClock:
     """The wall clock of processes that start with `environment`: `set` moves it while they run.
 
     While it is ahead, faketime keeps the server's own timers (idle_in_transaction_session_timeout)
-    from firing, which a real clock does not: move it back before anything depends on them.
+    from firing, which a real clock does not: move it back before anything depends on them. With
+    the monotonic clock left alone, as here, clock_nanosleep fails with EINVAL (0.9.10), so Python's
+    time.sleep does; waits for locks and in poll are right.
     """
 
     def __init__(self, folder: Path, library: Path) -> None:
