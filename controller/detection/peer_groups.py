@@ -96,7 +96,9 @@ def judge_roles(
         ), judgement
     # Each role has charts of its own; together they keep the job's rate of false alarms.
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
-    known = {**job.detection.by_role, **{role: _evidence_of(job, role) for role in samples}}
+    living = {job.ranks[rank].attachment.role for rank in job.living if rank in job.ranks}
+    known = {role: kept for role, kept in job.detection.by_role.items() if role in living}
+    known |= {role: _evidence_of(job, role) for role in samples}
     by_role, judged = update_roles(config, known, samples)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = (

@@ -64,7 +64,9 @@ class FittedRegressor:
         return found_s if usable.all() else np.where(usable, found_s, linear_s)
 
     def disagreement(self, features: Array, linear_s: Array) -> Array:
-        """Log disagreement with the linear model beyond the usual, relative to the peers [ranks].
+        """Log disagreement with the linear model beyond the usual [ranks].
+
+        Of three ranks and more relative to their median.
 
         Args:
             features: [ranks, features] work of the ranks.

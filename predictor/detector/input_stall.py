@@ -58,7 +58,8 @@ def update_inputs(
         input_s: the wait for input in it, in seconds [ranks]; NaN: not reported.
 
     Returns:
-        The new state, and the judgement; None unless all ranks reported their wait.
+        The new state, and the judgement; None unless all ranks reported their wait, and one of them
+        did more than wait.
     """
     if not len(ranks) or not (np.isfinite(input_s).all() and (input_s >= 0.0).all()):
         return inputs, None

@@ -8,7 +8,7 @@ import pytest
 
 from pacekeeper.core.incidents.findings import Blindness, CoverageState, FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
-from support.machine_driver import QUICK, Driver, attachment
+from support.machine_driver import QUICK, Driver, attachment, exited
 
 WARM = 14  # steps after which all roles have a cost model
 
@@ -19,6 +19,7 @@ class Pipeline:
     def __init__(self, roles: Sequence[str], *, heavy: float = 1.35) -> None:
         self.roles, self.heavy = roles, heavy
         self.slow_role = ""
+        self.dead = set[int]()
         self.random = random.Random(1)
         self.driver = Driver(config=QUICK)
         self.driver.agent("node-0")
@@ -39,9 +40,15 @@ class Pipeline:
             self.driver.report(*self.step(slow))
             self.number += 1
 
+    def kill(self, *ranks: int) -> None:
+        self.dead.update(ranks)
+        self.driver.report(*(exited(rank) for rank in ranks))
+
     def step(self, slow: int | None) -> list[Record]:
         records: list[Record] = []
         for rank, role in enumerate(self.roles):
+            if rank in self.dead:
+                continue
             tokens = 1000 + self.random.randrange(200)
             work = self.heavy if role == max(self.roles) else 1.0
             pace = (1.6 if rank == slow else 1.0) * self.random.gauss(1.0, 0.01)
@@ -177,3 +184,15 @@ def test_a_role_that_is_slow_as_a_whole_is_remembered_after_a_restart(role: str)
     pipeline.steps(14)
     assert pipeline.driver.job.open_incidents == ()
     assert len(pipeline.driver.job.incidents) == 1
+
+
+def test_a_role_whose_ranks_all_died_keeps_nothing_open_and_lends_no_noise() -> None:
+    pipeline = Pipeline(["stage-0"] * 3 + ["stage-1"] * 3)
+    pipeline.steps(WARM + 10)
+    pipeline.slow_role = "stage-0"
+    pipeline.steps(12)
+    assert [i.finding.kind for i in pipeline.driver.job.open_incidents] == [FindingKind.HOST]
+    pipeline.kill(0, 1, 2)
+    pipeline.steps(WARM + 10)
+    assert pipeline.driver.job.detection.by_role.keys() == {"stage-1"}
+    assert FindingKind.HOST not in [i.finding.kind for i in pipeline.driver.job.open_incidents]
