@@ -266,21 +266,31 @@ def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) 
 def _sigma(residuals: Array) -> float:
     """Scale of one step's residual: the largest of three estimates.
 
-    Each is insensitive to a single bad rank: median and tail of step-to-step changes (a fault that
-    begins in the window is one change; clocks of shared hosts have heavy tails), and the spread
-    around each rank's own level, which includes slow wander.
+    Each is insensitive to a single bad rank: median and tail of step-to-step changes (clocks of
+    shared hosts have heavy tails), and the spread around each rank's own level, which includes slow
+    wander. A fault that begins in the window is one change: the steps before and after the largest
+    one are looked at apart.
     """
     scales = [0.0]
-    changes = np.abs(np.diff(residuals, axis=0))
+    parts = _at_largest_change(residuals)
+    changes = np.concatenate([np.abs(np.diff(part, axis=0)) for part in parts])
     changes = changes[np.isfinite(changes)] / np.sqrt(2.0)
     if len(changes):
         scales += [
             MAD_TO_SIGMA * float(np.median(changes)),
             float(np.quantile(changes, 0.9)) / 1.645,
         ]
-    deviations = np.abs(residuals - column_medians(residuals))
+    deviations = np.abs(np.concatenate([part - column_medians(part) for part in parts]))
     scales.append(MAD_TO_SIGMA * float(np.median(column_medians(deviations))))
     return max(scales)
+
+
+def _at_largest_change(residuals: Array) -> list[Array]:
+    """Split [steps, ranks] where a rank changed most; tables of two steps and fewer stay whole."""
+    changes = np.nan_to_num(np.abs(np.diff(residuals, axis=0)))
+    if len(changes) < 2:
+        return [residuals]
+    return np.split(residuals, [int(changes.max(axis=1).argmax()) + 1])
 
 
 def _offsets(residuals: Array, sigma: float) -> Array:

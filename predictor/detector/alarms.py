@@ -48,7 +48,8 @@ def raise_alarms(
 ) -> tuple[Evidence, tuple[Finding, ...]]:
     """Open a finding for each rank whose chart crossed, unless most ranks crossed at once.
 
-    Several steps must agree on the slowdown, or the micro-batches of the newest step.
+    Several steps must agree on the slowdown, or the micro-batches of the newest step. The last rank
+    without a finding, beside whom no peer is healthy, gets none until the role's pace is known.
 
     Args:
         config: settings of the detector.
@@ -60,6 +61,9 @@ def raise_alarms(
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
+        return evidence, ()
+    is_alone = len(charts.ranks) - int(among(charts.ranks, evidence.slow).sum()) < 2
+    if is_alone and evidence.common is not None and evidence.common.limits is None:
         return evidence, ()
     sigma = sigma_of(config, evidence)
     sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight

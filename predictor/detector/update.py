@@ -5,15 +5,16 @@ a slowdown, and its peers do not share it. The cost model does not learn from ra
 its uncertainty for work that it has not seen is subtracted from the evidence.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import CoverageState
+from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
-from pacekeeper.predictor.cost.model import log_ratios, witnesses
+from pacekeeper.predictor.cost.model import CostModel, log_ratios, witnesses
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.alarms import raise_alarms, update_alarms
 from pacekeeper.predictor.detector.cusum import Charts
@@ -38,9 +39,11 @@ from pacekeeper.predictor.detector.state import (
     model_of,
     sigma_of,
 )
+from pacekeeper.predictor.stats.peers import MIN_PEERS
 
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
+FIRST_STEP = 1.25  # times a usual step: a job's first steps that compile or fill caches take more
 WANDER = 0.004  # of healthy ranks beside each other: repeated runs of one GPU differ by as much
 
 
@@ -105,11 +108,13 @@ def _warm_up(
 ) -> tuple[Evidence, Judgement]:
     """Collect the steps of the warm-up; after the last one, fit the model and chart all of them.
 
+    The `skip_steps` first ones are learnt from if the job was running already, and never charted.
     A rank that is slow from the start, or since the middle of the warm-up, is found right away.
     """
-    if evidence.num_seen > config.skip_steps and not is_new_layout:
+    if not is_new_layout:
         evidence = replace(evidence, warmup=(*evidence.warmup, sample))
-    warmup = evidence.warmup
+    num_first = min(config.skip_steps, len(evidence.warmup))
+    first, warmup = evidence.warmup[:num_first], evidence.warmup[num_first:]
     if len(warmup) < config.warmup_steps:
         return evidence, Judgement(
             step=sample.step,
@@ -117,17 +122,41 @@ def _warm_up(
             observed_s=tuple(sample.observed_s.tolist()),
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
-    trusted = tuple(only(s, ~among(s.ranks, evidence.slow)) for s in warmup)
-    if evidence.common is not None:
-        trusted = tuple(healthy(evidence.common, s) for s in trusted)
-    evidence = replace(evidence, warmup=(), history=trusted)
-    evidence = refitted(config, evidence)
+    evidence = refitted(config, replace(evidence, warmup=(), history=_trusted(evidence, warmup)))
+    if running := _trusted(evidence, [s for s in first if _is_usual(model_of(evidence), s)]):
+        evidence = refitted(config, replace(evidence, history=(*running, *evidence.history)))
+    fitted = evidence
+    evidence, findings = _charted_warm_up(config, fitted, warmup, least)
+    found = evidence.slow.keys() - fitted.slow.keys()
+    if found and len(set(sample.ranks) - found) >= MIN_PEERS:  # the model has learnt from them
+        healthy_only = tuple(only(s, ~among(s.ranks, found)) for s in fitted.history)
+        fitted = refitted(config, replace(fitted, history=healthy_only))
+        evidence, findings = _charted_warm_up(config, fitted, warmup, least)
+    judgement = _judgement(config, evidence, sample, reason="cost model fitted")
+    return evidence, replace(judgement, findings=findings)
+
+
+def _charted_warm_up(
+    config: DetectorConfig, evidence: Evidence, warmup: Sequence[StepSample], least: float
+) -> tuple[Evidence, tuple[Finding, ...]]:
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
         evidence, parts = _charted(config, evidence, past)
-    evidence, findings = raise_alarms(config, evidence, sample, parts, least)
-    judgement = _judgement(config, evidence, sample, reason="cost model fitted")
-    return evidence, replace(judgement, findings=findings)
+    return raise_alarms(config, evidence, warmup[-1], parts, least)
+
+
+def _trusted(evidence: Evidence, steps: Sequence[StepSample]) -> tuple[StepSample, ...]:
+    """What a model may learn from these steps while findings are open."""
+    trusted = tuple(only(sample, ~among(sample.ranks, evidence.slow)) for sample in steps)
+    if evidence.common is None:
+        return trusted
+    return tuple(healthy(evidence.common, sample) for sample in trusted)
+
+
+def _is_usual(model: CostModel, sample: StepSample) -> bool:
+    """Whether a first step took what later ones take: the job ran before it was watched."""
+    ratio = sample.observed_s / np.maximum(model.expected_s(sample.features), 1e-9)
+    return bool((np.abs(np.log(np.maximum(ratio, 1e-9))) < log(FIRST_STEP)).all())
 
 
 def _charted(
@@ -139,10 +168,11 @@ def _charted(
     ratio = log_ratios(model, sample, evidence.slow)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
-    doubt = known + DOUBTS * model.doubt(sample.features, witnesses(sample, evidence.slow))
+    unseen = DOUBTS * model.doubt(sample.features, witnesses(sample, evidence.slow))
+    doubt = np.hypot(known, unseen)
     parts = microbatch_residuals(model, sample, evidence.slow)
     if parts is not None:
-        parts = replace(parts, doubt=known + DOUBTS * parts.doubt)
+        parts = replace(parts, doubt=np.hypot(known, DOUBTS * parts.doubt))
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))
@@ -187,6 +217,8 @@ def _judgement(
     elif common > log(EVERYBODY_LATE):
         watch = CoverageState.SUSPICIOUS
         reason = f"all ranks are x{exp(common):.2f} late: host, fabric or input, not a rank"
+        if len(sample.ranks) == 1:
+            reason = f"rank {sample.ranks[0]} is x{exp(common):.2f} late, and has no peer"
     elif float(suspicion.max(initial=0.0)) > cusum.QUIET_SUSPICION:
         watch = CoverageState.SUSPICIOUS
         worst = int(np.argmax(suspicion))

@@ -27,7 +27,7 @@ def run(
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-@pytest.mark.parametrize("slowdown", [1.2, 1.6])
+@pytest.mark.parametrize("slowdown", [1.25, 1.6])
 def test_a_slow_device_is_named_by_the_micro_batches_of_its_first_slow_step(
     seed: int, slowdown: float
 ) -> None:

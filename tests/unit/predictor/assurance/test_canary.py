@@ -212,7 +212,7 @@ def test_a_promise_that_can_not_be_kept_is_missed() -> None:
     watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
     running = watched.canaries.running
     assert running is not None
-    bold = replace(running, sensitivity=Sensitivity(slowdown=1.02, steps=10))
+    bold = replace(running, sensitivity=Sensitivity(slowdown=1.003, steps=10))
     watched.canaries = replace(watched.canaries, running=bold)
     watched.run(10)
     assert [outcome.is_found for outcome in watched.outcomes] == [False]
