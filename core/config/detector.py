@@ -51,7 +51,8 @@ class DetectorConfig:
     # Steps before the cost model is fitted and ranks are judged. It is fitted again after twice as
     # many, and so on; until then thresholds are higher, as the noise is known less well.
     warmup_steps: Annotated[int, Field(ge=3)] = 3
-    # Steps ignored at the start of a job (allocators, caches, first-touch).
+    # Steps not judged at the start of a job (allocators, caches, first-touch), and only learnt from
+    # where each rank took within a quarter of what it took in the next ones.
     skip_steps: NonNegativeInt = 2
     # Most recent healthy steps kept for a refit.
     history_steps: int = 256
