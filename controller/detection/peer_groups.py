@@ -98,6 +98,7 @@ def judge_roles(
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
     living = {job.ranks[rank].attachment.role for rank in job.living if rank in job.ranks}
     known = {role: kept for role, kept in job.detection.by_role.items() if role in living}
+    died = sorted(job.detection.by_role.keys() - known.keys())
     known |= {role: _evidence_of(job, role) for role in samples}
     by_role, judged = update_roles(config, known, samples)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
@@ -110,11 +111,11 @@ def judge_roles(
         job,
         detection=replace(job.detection, evidence=restore(slow, everybody=now), by_role=by_role),
     )
-    return job, replace(_merge(judged), common=_common_news(judged, before, now))
+    return job, replace(_merge(judged), common=_common_news(judged, before, now, died))
 
 
 def _common_news(
-    judged: Mapping[str, Judgement], before: float, now: float
+    judged: Mapping[str, Judgement], before: float, now: float, died: Sequence[str]
 ) -> GlobalSlowdownChange:
     """Return the change of the slowdown common to all ranks of the slowest role.
 
@@ -122,10 +123,13 @@ def _common_news(
         judged: The judgements by role.
         before: The largest common slowdown of a role before the step; 1.0: none.
         now: The same after the step.
+        died: Roles that have lost their last rank.
     """
     if before > 1.0:
         return GlobalSlowdownChange(
-            is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None
+            is_over=now <= 1.0,
+            changed=now if now > 1.0 and now != before else None,
+            why=f"all ranks of role {' and '.join(died)} died" if died else "",
         )
     for role, judgement in judged.items():
         found = judgement.common.found

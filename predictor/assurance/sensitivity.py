@@ -17,7 +17,13 @@ from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.predictor.cost.features import Flags
 from pacekeeper.predictor.detector.cusum import WINDOW_STEPS
 from pacekeeper.predictor.detector.slowdown import required_steps_factor
-from pacekeeper.predictor.detector.state import Evidence, among, limits_of, sigma_of
+from pacekeeper.predictor.detector.state import (
+    Evidence,
+    among,
+    lacks_reference,
+    limits_of,
+    sigma_of,
+)
 from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
@@ -95,6 +101,10 @@ def blindness(
     if len(ranks) < 2:
         text = f"rank {ranks[0]} has no peer" if ranks else "no rank runs"
         return Blind(why=Blindness.NO_PEERS, reason=f"{text}: it can not be told from everybody")
+    if lacks_reference(evidence, ranks):
+        (last,) = set(ranks) - evidence.slow.keys()
+        text = f"rank {last} has no peer without a finding, and the pace of its role is not known"
+        return Blind(why=Blindness.NO_PEERS, reason=text)
     charts, steps = evidence.charts, sensitivity.steps
     newest = charts.recent_steps[-1] if charts.recent_steps else -1
     if step - newest > steps:

@@ -28,6 +28,7 @@ from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
 # experts that cost in proportion to their rows until the data show otherwise.
 PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, 0.0, *[0.0] * len(BENDS)])
+STANDS_OUT = 4.0  # times the usual largest change of a step: a fault begins
 # One sigma of the prior's shares: attention takes next to no time with short documents and half of
 # the time with long ones; a bend may double the cost of a row.
 PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, 0.12, *[0.12] * len(BENDS)])
@@ -268,11 +269,11 @@ def _sigma(residuals: Array) -> float:
 
     Each is insensitive to a single bad rank: median and tail of step-to-step changes (clocks of
     shared hosts have heavy tails), and the spread around each rank's own level, which includes slow
-    wander. A fault that begins in the window is one change: the steps before and after the largest
-    one are looked at apart.
+    wander. A fault that begins in the window is one change: a change that stands out is left out,
+    and the steps before and after it have levels of their own.
     """
     scales = [0.0]
-    parts = _at_largest_change(residuals)
+    parts = split_at_onset(residuals)
     changes = np.concatenate([np.abs(np.diff(part, axis=0)) for part in parts])
     changes = changes[np.isfinite(changes)] / np.sqrt(2.0)
     if len(changes):
@@ -285,12 +286,20 @@ def _sigma(residuals: Array) -> float:
     return max(scales)
 
 
-def _at_largest_change(residuals: Array) -> list[Array]:
-    """Split [steps, ranks] where a rank changed most; tables of two steps and fewer stay whole."""
+def split_at_onset(residuals: Array) -> list[Array]:
+    """Split residuals [steps, ranks] where a rank changed by far more than any does elsewhere.
+
+    Returns:
+        The steps before and after; the whole table where no change stands out.
+    """
     changes = np.nan_to_num(np.abs(np.diff(residuals, axis=0)))
-    if len(changes) < 2:
+    if len(changes) < 2 or not changes.size:
         return [residuals]
-    return np.split(residuals, [int(changes.max(axis=1).argmax()) + 1])
+    largest = changes.max(axis=1)
+    at = int(largest.argmax())
+    if largest[at] <= STANDS_OUT * float(np.median(np.delete(largest, at))):
+        return [residuals]
+    return np.split(residuals, [at + 1])
 
 
 def _offsets(residuals: Array, sigma: float) -> Array:

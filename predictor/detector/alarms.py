@@ -26,6 +26,7 @@ from pacekeeper.predictor.detector.slowdown import (
 from pacekeeper.predictor.detector.state import (
     Evidence,
     among,
+    lacks_reference,
     limits_of,
     median_of_steps,
     model_of,
@@ -49,7 +50,7 @@ def raise_alarms(
     """Open a finding for each rank whose chart crossed, unless most ranks crossed at once.
 
     Several steps must agree on the slowdown, or the micro-batches of the newest step. The last rank
-    without a finding, beside whom no peer is healthy, gets none until the role's pace is known.
+    without a finding gets none where nothing tells what its time should be (`lacks_reference`).
 
     Args:
         config: settings of the detector.
@@ -62,8 +63,7 @@ def raise_alarms(
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
-    is_alone = len(charts.ranks) - int(among(charts.ranks, evidence.slow).sum()) < 2
-    if is_alone and evidence.common is not None and evidence.common.limits is None:
+    if lacks_reference(evidence, sample.ranks):
         return evidence, ()
     sigma = sigma_of(config, evidence)
     sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
@@ -190,6 +190,12 @@ def update_alarms(
         The new state, the ranks that recovered, and the new slowdown (ratio) of those that changed.
     """
     charts, sigma = evidence.charts, sigma_of(config, evidence)
+    is_reference = ~among(charts.ranks, evidence.slow)
+    if (
+        lacks_reference(evidence, charts.ranks)
+        and (cusum.suspicion(limits_of(evidence), charts)[is_reference] >= 1.0).any()
+    ):  # compared with a rank that may be slow itself
+        return evidence, (), {}
     recovered, moved = [], {}
     for rank in sorted(evidence.slow):
         if rank not in charts.ranks:

@@ -114,6 +114,12 @@ def sigma_of(config: DetectorConfig, evidence: Evidence) -> float:
     return max(config.sigma_floor, mixed(evidence.noise, evidence.others).sigma)
 
 
+def lacks_reference(evidence: Evidence, ranks: Collection[int]) -> bool:
+    """Whether all but one of these ranks have a finding, and the role's own pace is not known."""
+    is_pace_known = evidence.common is None or evidence.common.limits is not None
+    return not is_pace_known and len(ranks) > 1 and len(set(ranks) - evidence.slow.keys()) == 1
+
+
 def series_of(charts: Charts, i: int) -> Array:
     """A rank's recent log ratios without the steps it lacks, newest last."""
     series: Array = charts.recent[:, i]

@@ -16,6 +16,7 @@ from math import exp, log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, StepSample
+from pacekeeper.predictor.cost.model import split_at_onset
 from pacekeeper.predictor.detector.excursions import EDGE_RATIO, Excursions, height
 from pacekeeper.predictor.stats.cusum_design import (
     CLIPS,
@@ -66,7 +67,8 @@ class StepNoise:
 
 def measured_noise(sigma: float, residuals: Array) -> StepNoise:
     """The noise of these residuals [steps, ranks], NaN where there is none; as known as that is."""
-    num_changes = float(np.isfinite(np.diff(residuals, axis=0)).sum())
+    changes = (np.diff(part, axis=0) for part in split_at_onset(residuals))
+    num_changes = float(sum(np.isfinite(change).sum() for change in changes))
     return StepNoise(sigma=sigma, freedom=max(LEAST_FREEDOM, QUARTILE_EFFICIENCY * num_changes))
 
 

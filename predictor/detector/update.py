@@ -43,7 +43,8 @@ from pacekeeper.predictor.stats.peers import MIN_PEERS
 
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
-FIRST_STEP = 1.25  # times a usual step: a job's first steps that compile or fill caches take more
+MOST_FIRST_STEP = 1.25  # times a usual step: first steps that compile or fill caches take more
+FIRST_STEP_SIGMAS = 4.0  # that a rank's first step may differ by from its peers
 WANDER = 0.004  # of healthy ranks beside each other: repeated runs of one GPU differ by as much
 
 
@@ -108,8 +109,9 @@ def _warm_up(
 ) -> tuple[Evidence, Judgement]:
     """Collect the steps of the warm-up; after the last one, fit the model and chart all of them.
 
-    The `skip_steps` first ones are learnt from if the job was running already, and never charted.
-    A rank that is slow from the start, or since the middle of the warm-up, is found right away.
+    The `skip_steps` first ones are never charted; the newest of them, fewer than the warm-up has,
+    are learnt from if they took what later ones take. A rank that is slow from the start, or since
+    the middle of the warm-up, is found right away.
     """
     if not is_new_layout:
         evidence = replace(evidence, warmup=(*evidence.warmup, sample))
@@ -122,23 +124,30 @@ def _warm_up(
             observed_s=tuple(sample.observed_s.tolist()),
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
-    evidence = refitted(config, replace(evidence, warmup=(), history=_trusted(evidence, warmup)))
-    if running := _trusted(evidence, [s for s in first if _is_usual(model_of(evidence), s)]):
-        evidence = refitted(config, replace(evidence, history=(*running, *evidence.history)))
-    fitted = evidence
-    evidence, findings = _charted_warm_up(config, fitted, warmup, least)
-    found = evidence.slow.keys() - fitted.slow.keys()
-    if found and len(set(sample.ranks) - found) >= MIN_PEERS:  # the model has learnt from them
-        healthy_only = tuple(only(s, ~among(s.ranks, found)) for s in fitted.history)
-        fitted = refitted(config, replace(fitted, history=healthy_only))
-        evidence, findings = _charted_warm_up(config, fitted, warmup, least)
+    linear = replace(config, cost_model="")  # the named regressor is fitted once, at last
+    history = _trusted(evidence, warmup)
+    fitted = refitted(linear, replace(evidence, warmup=(), history=history))
+    newest = _trusted(evidence, first)[1 - config.warmup_steps :]
+    usual = tuple(step for step in newest if _is_usual(model_of(fitted), step))
+    fitted = refitted(config, replace(fitted, history=(*usual, *history)))
+    evidence, findings = _judge_warm_up(config, fitted, warmup, least)
+    slow = evidence.slow
+    if findings and len(set(sample.ranks) - slow.keys()) >= MIN_PEERS:
+        # The model has learnt from the slow ranks: once more without them.
+        others = tuple(only(step, ~among(step.ranks, slow)) for step in fitted.history)
+        fitted = refitted(config, replace(fitted, history=others))
+        evidence, again = _judge_warm_up(config, fitted, warmup, least)
+        found = {finding.rank for finding in again}
+        findings = (*again, *(finding for finding in findings if finding.rank not in found))
+        evidence = replace(evidence, slow={**slow, **evidence.slow})
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
 
 
-def _charted_warm_up(
+def _judge_warm_up(
     config: DetectorConfig, evidence: Evidence, warmup: Sequence[StepSample], least: float
 ) -> tuple[Evidence, tuple[Finding, ...]]:
+    """Chart all steps of the warm-up, and name whom the charts show slow after the last one."""
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
         evidence, parts = _charted(config, evidence, past)
@@ -153,10 +162,16 @@ def _trusted(evidence: Evidence, steps: Sequence[StepSample]) -> tuple[StepSampl
     return tuple(healthy(evidence.common, sample) for sample in trusted)
 
 
-def _is_usual(model: CostModel, sample: StepSample) -> bool:
-    """Whether a first step took what later ones take: the job ran before it was watched."""
-    ratio = sample.observed_s / np.maximum(model.expected_s(sample.features), 1e-9)
-    return bool((np.abs(np.log(np.maximum(ratio, 1e-9))) < log(FIRST_STEP)).all())
+def _is_usual(model: CostModel, first: StepSample) -> bool:
+    """Whether a first step took about what the warm-up's steps take: all its ranks together, and
+    each beside the others, within the noise.
+    """
+    ratio = np.log(np.maximum(first.observed_s, 1e-9) / model.expected_s(first.features))
+    noise = np.hypot(
+        FIRST_STEP_SIGMAS * max(model.sigma, WANDER), DOUBTS * model.doubt(first.features)
+    )
+    apart = np.abs(log_ratios(model, first))
+    return bool(np.median(np.abs(ratio)) < log(MOST_FIRST_STEP) and (apart < noise).all())
 
 
 def _charted(

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Blindness
+from pacekeeper.predictor.assurance.sensitivity import blindness
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.detector.state import Evidence, begin
@@ -68,22 +70,38 @@ def test_it_is_named_when_it_becomes_slow_too_once_that_is_known(seed: int) -> N
     assert (first, second) == ([0], [1])
 
 
-def after(num_first: int, times: Array) -> Evidence:
-    """A job of four ranks with its warm-up over; its first steps take `times` as long [ranks]."""
-    job, evidence = job_of(5, num_ranks=4), begin()
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_nobody_recovers_beside_a_peer_that_became_slow_too_before_that_is_known(seed: int) -> None:
+    job = job_of(seed, num_ranks=2, num_microbatches=8)
+    evidence, _ = named(job, begin(), 4, {})
+    evidence, _ = named(job, evidence, 20, {0: 1.6})
+    before = set(evidence.slow)
+    for _ in range(20):
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next({0: 1.6, 1: 1.6}))
+        assert judgement.recovered == ()
+    assert before <= set(evidence.slow)
+    blind = blindness(CONFIG, evidence, (0, 1), step=job.step)
+    assert blind is None if not before else blind.why is Blindness.NO_PEERS
+
+
+def num_learnt(num_first: int, times: Array, seed: int) -> int:
+    """Of how many steps a model has learnt whose job's first steps took `times` as long [ranks]."""
+    job, evidence = SyntheticJob(seed=seed, num_ranks=len(times), noise=0.005), begin()
     for step in range(CONFIG.skip_steps + CONFIG.warmup_steps):
         sample = job.next()
         if step < num_first:
             sample = replace(sample, observed_s=sample.observed_s * times)
         evidence, _ = update_evidence(CONFIG, evidence, sample)
-    return evidence
+    return evidence.fitted_steps
 
 
-def test_first_steps_are_learnt_from_unless_they_took_longer_than_others() -> None:
-    assert after(0, np.ones(4)).fitted_steps == CONFIG.skip_steps + CONFIG.warmup_steps
-    for times in (np.full(4, 1.5), np.array([1.0, 1.0, 1.0, 1.5])):
-        assert after(1, times).fitted_steps == CONFIG.skip_steps + CONFIG.warmup_steps - 1
-        assert after(2, times).fitted_steps == CONFIG.warmup_steps
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_first_steps_are_learnt_from_unless_they_took_longer_than_others(seed: int) -> None:
+    whole = CONFIG.skip_steps + CONFIG.warmup_steps
+    assert num_learnt(0, np.ones(4), seed) == whole
+    for times in (np.full(4, 1.5), np.array([1.0, 1.0, 1.0, 1.12]), np.array([1.5, 1.0, 1.0, 1.0])):
+        assert num_learnt(1, times, seed) == whole - 1
+        assert num_learnt(2, times, seed) == CONFIG.warmup_steps
 
 
 def test_a_fault_that_begins_within_a_short_history_is_not_its_noise() -> None:

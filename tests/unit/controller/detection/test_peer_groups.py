@@ -195,4 +195,6 @@ def test_a_role_whose_ranks_all_died_keeps_nothing_open_and_lends_no_noise() -> 
     pipeline.kill(0, 1, 2)
     pipeline.steps(WARM + 10)
     assert pipeline.driver.job.detection.by_role.keys() == {"stage-1"}
-    assert FindingKind.HOST not in [i.finding.kind for i in pipeline.driver.job.open_incidents]
+    (slow,) = (i for i in pipeline.driver.job.incidents if i.finding.kind is FindingKind.HOST)
+    assert slow.closed_unix_s is not None
+    assert slow.actions[-1] == "all ranks of role stage-0 died"
