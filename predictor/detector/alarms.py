@@ -181,6 +181,14 @@ def _crossed(evidence: Evidence, i: int) -> str:
     return f"its chart of {2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}"
 
 
+def _is_reference_suspect(evidence: Evidence) -> bool:
+    """Whether slow ranks are compared with the last other one only, and that may be slow, too."""
+    charts = evidence.charts
+    suspicion = cusum.suspicion(limits_of(evidence), charts)[~among(charts.ranks, evidence.slow)]
+    is_suspect = bool((suspicion > cusum.QUIET_SUSPICION).any())
+    return is_suspect and lacks_reference(evidence, charts.ranks)
+
+
 def update_alarms(
     config: DetectorConfig, evidence: Evidence
 ) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
@@ -190,11 +198,7 @@ def update_alarms(
         The new state, the ranks that recovered, and the new slowdown (ratio) of those that changed.
     """
     charts, sigma = evidence.charts, sigma_of(config, evidence)
-    is_reference = ~among(charts.ranks, evidence.slow)
-    if (
-        lacks_reference(evidence, charts.ranks)
-        and (cusum.suspicion(limits_of(evidence), charts)[is_reference] >= 1.0).any()
-    ):  # compared with a rank that may be slow itself
+    if _is_reference_suspect(evidence):
         return evidence, (), {}
     recovered, moved = [], {}
     for rank in sorted(evidence.slow):

@@ -81,7 +81,7 @@ def test_nobody_recovers_beside_a_peer_that_became_slow_too_before_that_is_known
         assert judgement.recovered == ()
     assert before <= set(evidence.slow)
     blind = blindness(CONFIG, evidence, (0, 1), step=job.step)
-    assert blind is None if not before else blind.why is Blindness.NO_PEERS
+    assert not before or (blind is not None and blind.why is Blindness.NO_PEERS)
 
 
 def num_learnt(num_first: int, times: Array, seed: int) -> int:
