@@ -52,7 +52,7 @@ class DetectorConfig:
     # many, and so on; until then thresholds are higher, as the noise is known less well.
     warmup_steps: Annotated[int, Field(ge=3)] = 3
     # Steps not judged at the start of a job (allocators, caches, first-touch), and only learnt from
-    # where each rank took within a quarter of what it took in the next ones.
+    # where they took about what the next ones take.
     skip_steps: NonNegativeInt = 2
     # Most recent healthy steps kept for a refit.
     history_steps: int = 256
