@@ -11,7 +11,7 @@ import pytest
 from benchmarks import failover_time
 from benchmarks.failover_faults import FAULTS
 from benchmarks.failover_fleet import LIVE, Node, Ranks, lose_a_rank
-from benchmarks.failover_time import ZERO, Tally
+from benchmarks.failover_tally import ZERO, Tally
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.protos import status_pb2, status_pb2_grpc

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from benchmarks.failover_faults import FAULTS
-from benchmarks.failover_time import (
+from benchmarks.failover_tally import (
     BAR_S,
     COMMANDS_BAR_S,
     SERVES_BAR_S,
     ZERO,
     Tally,
     Times,
-    schedule,
 )
+from benchmarks.failover_time import schedule
 
 
 class World:
