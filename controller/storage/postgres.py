@@ -149,13 +149,17 @@ class PostgresDatabase:
         """Whether its tables are of an older version. Connects; raises HostError."""
         try:
             with self._connected() as connection, connection.begin():
-                found = connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')")
-                if found.scalar() is None:
-                    return False
-                version = connection.exec_driver_sql("SELECT version FROM pacekeeper_schema")
-                return version.scalar() in POSTGRES_UPGRADES
+                return self._version(connection) in POSTGRES_UPGRADES
         except (sa.exc.DBAPIError, psycopg.Error) as error:
             raise self.refused(error) from None
+
+    @staticmethod
+    def _version(connection: sa.Connection) -> int | None:
+        """The version of the tables; None: there are none."""
+        table = connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')").scalar()
+        if table is None:
+            return None
+        return connection.exec_driver_sql("SELECT version FROM pacekeeper_schema").scalar()
 
     def _migrate(self) -> None:
         """Create or migrate the tables, one controller at a time.
@@ -169,6 +173,8 @@ class PostgresDatabase:
             sqlalchemy.exc.DBAPIError, psycopg.Error: The server does not answer, or refuses.
         """
         with self._connected() as connection, connection.begin():
+            if self._version(connection) == SCHEMA_VERSION:
+                return  # without the lock: who holds it may be frozen
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
             if encoding != "UTF8":
                 raise HostError(

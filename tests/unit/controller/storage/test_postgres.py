@@ -16,6 +16,7 @@ from pacekeeper.controller.ha.lease import ElectionMember, Record, Timing
 from pacekeeper.controller.ha.lease_renewer import AwayError, LeaseRenewer
 from pacekeeper.controller.ha.lease_row import LeaseRow
 from pacekeeper.controller.state.state import JobRecord
+from pacekeeper.controller.storage import postgres
 from pacekeeper.controller.storage.postgres import (
     MIGRATE_WITHIN_S,
     Fence,
@@ -26,13 +27,14 @@ from pacekeeper.controller.storage.restore import load_state
 from pacekeeper.controller.storage.schema import POSTGRES_UPGRADES
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.controller.storage.store_thread import StoreThread
+from pacekeeper.controller.storage.store_thread import StoreThread, deadline
 from pacekeeper.controller.storage.tables import SCHEMA_VERSION, STRIKES
 from pacekeeper.core.errors import HostError, VersionError
 from support.controllers import first_layout
 from support.ports import free_port
 
 LIMIT_S = 5.0
+PATIENCE_S = 30.0
 
 
 def test_a_server_that_is_away_is_no_damage_and_no_bug() -> None:
@@ -168,6 +170,17 @@ def execute_sql(url: str, statement: str) -> list[tuple[object, ...]]:
     with psycopg.connect(url) as connection:
         done = connection.execute(statement.encode())
         return done.fetchall() if done.description else []
+
+
+def test_current_tables_are_opened_although_a_frozen_controller_holds_the_migration_lock(
+    postgres_url: str,
+) -> None:
+    PostgresDatabase.open(postgres_url).close()
+    with psycopg.connect(postgres_url) as frozen:
+        frozen.execute(f"SELECT pg_advisory_xact_lock({postgres._MIGRATION_LOCK})".encode())
+        database = PostgresDatabase(postgres_url)
+        with contextlib.closing(database), deadline(PATIENCE_S, database.cut):
+            database.prepare()
 
 
 def migrate(url: str, fence: Fence | None) -> None:
