@@ -47,7 +47,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rank_processes import exit_on_stop_signals
-from benchmarks.replayed_layouts import replay_difference
+from benchmarks.replayed_layouts import largest_difference, replay_difference
 from pacekeeper.cli.demo.fleet import NUM_RANKS, Fleet
 from pacekeeper.cli.demo.job import MODEL, SHAPES, demo_config, write_job, write_settings
 from pacekeeper.cli.demo.metrics import (
@@ -389,11 +389,6 @@ def undisturbed(case: Case, folder: Path, *, steps: int, num_ranks: int = 1) -> 
     if done.returncode:
         raise PacekeeperError(f"the undisturbed run failed: {done.stderr[-2000:]}")
     return [s.loss for s in read_step_log(folder / "train" / "steps-0.jsonl")]
-
-
-def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """Return the largest relative difference of a step's loss."""
-    return max(abs(one / other - 1.0) for one, other in zip(losses, others, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

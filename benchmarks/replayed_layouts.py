@@ -5,7 +5,7 @@ step at which the run did; beside it trains one process on the whole batch at on
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +50,12 @@ def replay_difference(
     found: list[list[float]] = [
         json.loads((folder / name).read_text()) for name in ("ranks", "alone")
     ]
-    differences: list[float] = [abs(one / other - 1.0) for one, other in zip(*found, strict=True)]
-    return max(differences)
+    return largest_difference(*found)
+
+
+def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
+    """Return the largest relative difference of a step's loss."""
+    return max(abs(one / other - 1.0) for one, other in zip(losses, others, strict=True))
 
 
 def _alone(_: int, config: EngineConfig, folder: Path, steps: int) -> None:

@@ -16,6 +16,7 @@ from pacekeeper.core.errors import HostError, VersionError
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from pacekeeper.controller.storage.postgres import PostgresDatabase
     from pacekeeper.controller.storage.store import Store
 
 PAGES_PER_STEP = 4096  # copied at a time; the controller can write in between
@@ -149,8 +150,9 @@ def _opened_to_read(store: str) -> Iterator["Store"]:
 
     path = sqlite_path(store)
     if path is None:
-        with closing(Store(PostgresDatabase(store))) as opened:
-            _reject_other_tables(opened)
+        database = PostgresDatabase(store)
+        with closing(Store(database)) as opened:
+            _reject_other_tables(database)
             yield opened
         return
     sqlite_file.look(path)
@@ -168,15 +170,13 @@ def _opened_to_read(store: str) -> Iterator["Store"]:
         yield opened
 
 
-def _reject_other_tables(store: "Store") -> None:
+def _reject_other_tables(database: "PostgresDatabase") -> None:
     """Raises HostError for a database without tables, VersionError for another version."""
     from pacekeeper.controller.storage.tables import SCHEMA_VERSION
 
-    name = store.database.name
-    with store.reading() as connection:
-        if not connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')").scalar():
-            raise HostError(f"store {name} has no tables of a controller", remedy=_REMEDY)
-        version = connection.exec_driver_sql("SELECT version FROM pacekeeper_schema").scalar()
+    name, version = database.name, database.version()
+    if version is None:
+        raise HostError(f"store {name} has no tables of a controller", remedy=_REMEDY)
     if version != SCHEMA_VERSION:
         raise VersionError(
             f"store {name} has schema {version}, this command reads {SCHEMA_VERSION}",

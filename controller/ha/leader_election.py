@@ -232,7 +232,7 @@ class _Election:
 async def open_store(
     url: str, leadership: LeaseLeadership, stop: asyncio.Event
 ) -> tuple[Store, State]:
-    """Open the store in this term and load its state, as long as the term lasts.
+    """Open the store in this term and load its state; stop when the term ends.
 
     A server that does not answer at all within the lease's duration has failed; what takes longer
     is limited by OPEN_WITHIN_S and MIGRATE_WITHIN_S.
@@ -262,7 +262,7 @@ async def open_store(
 async def _cut_when_over(
     database: PostgresDatabase, leadership: LeaseLeadership, stop: asyncio.Event
 ) -> None:
-    """Cut whatever waits for the database, once the term is over or `stop` is set."""
+    """Cut the database's connection when the term ends or `stop` is set."""
     while not stop.is_set() and leadership.term() is not None:
         leadership.show_alive()
         await pause(stop, LOOK_S)

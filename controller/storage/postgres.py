@@ -147,15 +147,18 @@ class PostgresDatabase:
 
     def needs_migration(self) -> bool:
         """Whether its tables are of an older version. Connects; raises HostError."""
+        return self.version() in POSTGRES_UPGRADES
+
+    def version(self) -> int | None:
+        """The version of the tables; None: there are none. Connects; raises HostError."""
         try:
             with self._connected() as connection, connection.begin():
-                return self._version(connection) in POSTGRES_UPGRADES
+                return self._version(connection)
         except (sa.exc.DBAPIError, psycopg.Error) as error:
             raise self.refused(error) from None
 
     @staticmethod
     def _version(connection: sa.Connection) -> int | None:
-        """The version of the tables; None: there are none."""
         table = connection.exec_driver_sql("SELECT to_regclass('pacekeeper_schema')").scalar()
         if table is None:
             return None

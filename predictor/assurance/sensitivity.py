@@ -1,4 +1,4 @@
-"""What slowdown would be seen now, how soon, and why it would not be. Pure.
+"""The smallest detectable slowdown, how soon it is detected, and why it is not. Pure.
 
 A promise made of the rules that a finding must pass (predictor/detector/cusum.py,
 predictor/detector/slowdown.py), with a margin for chance; the canary (canary.py) takes it at its

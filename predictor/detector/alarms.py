@@ -50,7 +50,7 @@ def raise_alarms(
     """Open a finding for each rank whose chart crossed, unless most ranks crossed at once.
 
     Several steps must agree on the slowdown, or the micro-batches of the newest step. The last rank
-    without a finding gets none where nothing tells what its time should be (`lacks_reference`).
+    without a finding gets none while its expected time is not known (`lacks_reference`).
 
     Args:
         config: settings of the detector.
@@ -184,9 +184,10 @@ def _crossed(evidence: Evidence, i: int) -> str:
 def _is_reference_suspect(evidence: Evidence) -> bool:
     """Whether slow ranks are compared with the last other one only, and that may be slow, too."""
     charts = evidence.charts
+    if not lacks_reference(evidence, charts.ranks):
+        return False
     suspicion = cusum.suspicion(limits_of(evidence), charts)[~among(charts.ranks, evidence.slow)]
-    is_suspect = bool((suspicion > cusum.QUIET_SUSPICION).any())
-    return is_suspect and lacks_reference(evidence, charts.ranks)
+    return bool((suspicion > cusum.QUIET_SUSPICION).any())
 
 
 def update_alarms(

@@ -14,7 +14,7 @@ import numpy as np
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import CoverageState, Finding
 from pacekeeper.predictor.cost.features import Array, Positions, StepSample
-from pacekeeper.predictor.cost.model import CostModel, log_ratios, witnesses
+from pacekeeper.predictor.cost.model import CostModel, fit, log_ratios, witnesses
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.alarms import raise_alarms, update_alarms
 from pacekeeper.predictor.detector.cusum import Charts
@@ -124,12 +124,10 @@ def _warm_up(
             observed_s=tuple(sample.observed_s.tolist()),
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
-    linear = replace(config, cost_model="")  # the named regressor is fitted once, at last
     history = _trusted(evidence, warmup)
-    fitted = refitted(linear, replace(evidence, warmup=(), history=history))
     newest = _trusted(evidence, first)[1 - config.warmup_steps :]
-    usual = tuple(step for step in newest if _is_usual(model_of(fitted), step))
-    fitted = refitted(config, replace(fitted, history=(*usual, *history)))
+    history = (*_usual_steps(newest, history), *history)
+    fitted = refitted(config, replace(evidence, warmup=(), history=history))
     evidence, findings = _judge_warm_up(config, fitted, warmup, least)
     slow = evidence.slow
     if findings and len(set(sample.ranks) - slow.keys()) >= MIN_PEERS:
@@ -155,16 +153,26 @@ def _judge_warm_up(
 
 
 def _trusted(evidence: Evidence, steps: Sequence[StepSample]) -> tuple[StepSample, ...]:
-    """What a model may learn from these steps while findings are open."""
+    """Return what the cost model may learn from these steps while findings are open."""
     trusted = tuple(only(sample, ~among(sample.ranks, evidence.slow)) for sample in steps)
     if evidence.common is None:
         return trusted
     return tuple(healthy(evidence.common, sample) for sample in trusted)
 
 
+def _usual_steps(
+    first: Sequence[StepSample], history: Sequence[StepSample]
+) -> tuple[StepSample, ...]:
+    """Return the first steps that took what the steps of the history took."""
+    if not first:
+        return ()
+    model = fit(history)
+    return tuple(step for step in first if _is_usual(model, step))
+
+
 def _is_usual(model: CostModel, first: StepSample) -> bool:
-    """Whether a first step took about what the warm-up's steps take: all its ranks together, and
-    each beside the others, within the noise.
+    """Return whether all ranks of a first step took about their expected time, and each agrees with
+    its peers within the noise.
     """
     ratio = np.log(np.maximum(first.observed_s, 1e-9) / model.expected_s(first.features))
     noise = np.hypot(

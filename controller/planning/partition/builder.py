@@ -130,10 +130,11 @@ class Builder:
             return None
         slopes = [unit.plan.row_s for unit in units]
         constants = [unit.plan.constant_s for unit in units]
+        numbers = self._numbers_of_micro_batches(units, least)
         best: Partition | None = None
         best_s = inf
         for _ in range(ROUNDS):
-            of_units = self._best_rows(units, slopes, constants, least)
+            of_units = self._best_rows(units, numbers, slopes, constants, least)
             partition = self._assemble(units, of_units)
             found = self.pricer.price(partition, is_exact=False)
             if found.step_s < best_s:
@@ -148,16 +149,17 @@ class Builder:
     def _best_rows(
         self,
         units: Sequence[_LockstepGroup],
+        numbers: Sequence[int],
         slopes: Sequence[float],
         constants: Sequence[float],
         least: Sequence[int],
     ) -> list[StageRows]:
-        """The rows of each unit's pipelines, of the numbers of micro-batches that are tried."""
+        """The rows of each unit's pipelines, with the best of these numbers of micro-batches."""
         has_lockstep = any(len(unit.members) > 1 for unit in units)
         at_once = self._rows_per_microbatch
         best: list[StageRows] = []
         best_s = inf
-        for count in self._numbers_of_micro_batches(units, least):
+        for count in numbers:
             most = [at_once * count * len(unit.members) for unit in units] if at_once else None
             rows = share_rows(self.problem.rows_per_step, slopes, constants, least, most)
             for multiple in (1, count) if has_lockstep else (1,):

@@ -13,7 +13,11 @@ from torch.utils.data import DataLoader
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.adapters.batch_shares.dealing import ShareSchedule, step_loader
-from pacekeeper.trainer.adapters.batch_shares.shares import IGNORED, BatchShares
+from pacekeeper.trainer.adapters.batch_shares.shares import (
+    BatchShares,
+    shifted_tokens_in,
+    tokens_in,
+)
 from pacekeeper.trainer.adapters.huggingface import Pacekeeper
 
 
@@ -89,10 +93,9 @@ class SharesMixin:
 
     def _count_tokens(self, batch: Any) -> int:
         """Return the labels that the model's loss, a mean, counts."""
-        labels = batch["labels"]
-        if getattr(self, "_loss_shifts_labels", True):
-            labels = labels[..., 1:]
-        return int((labels != IGNORED).sum())
+        labels = {"labels": batch["labels"]}
+        is_shifted = getattr(self, "_loss_shifts_labels", True)
+        return shifted_tokens_in(labels) if is_shifted else tokens_in(labels)
 
     def _callback(self) -> Pacekeeper:
         for callback in self.callback_handler.callbacks:
