@@ -5,7 +5,6 @@ groups with ranks on it and elsewhere. A place explains slow groups if no health
 Places that the same slow groups see, and no healthy one, cannot be told apart: all are returned.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -60,47 +59,96 @@ def find_slow_places(
 ) -> tuple[tuple[SlowPlace, ...], int]:
     """Find the fewest places that explain the slow groups, the one that explains most first.
 
-    Each next place is the one that explains most of what is left (greedy cover).
+    Each next place is the one that explains most of the slowdown that is left (greedy cover). A
+    place that slows its groups by 100 does not explain those slowed by 4: where noise delays
+    healthy groups, too, the fabric would explain more than the port that is slow.
 
     Args:
         readings: Groups of two or more ranks.
         node_of: The node of every rank of the job.
-        slow_from: A group is slow from this slowdown on, and healthy below its square root. Groups
-            between are no evidence.
+        slow_from: A group is slow from this slowdown on.
 
     Returns:
         The places, and the number of slow groups that no place explains.
     """
     nodes = _ranks_of_nodes(node_of)
     slow = [reading for reading in readings if reading.slowdown >= slow_from]
-    if not slow:
-        return (), 0
     seen_by: dict[LinkPlace, set[int]] = {}
     for index, reading in enumerate(slow):
         for place in places_of(reading.ranks, node_of, nodes):
             seen_by.setdefault(place, set()).add(index)
-    against: Counter[LinkPlace] = Counter()
-    for reading in readings:
-        if reading.slowdown < sqrt(slow_from):
-            against.update(p for p in places_of(reading.ranks, node_of, nodes) if p in seen_by)
-    admissible = {
-        place: groups
-        for place, groups in seen_by.items()
-        if against[place] <= TOLERATED * (against[place] + len(groups))
-    }
+    others: dict[LinkPlace, list[float]] = {place: [] for place in seen_by}
+    for reading in readings if slow else ():
+        if reading.slowdown < slow_from:
+            for place in places_of(reading.ranks, node_of, nodes):
+                if place in others:
+                    others[place].append(reading.slowdown)
     left, found = set(range(len(slow))), list[SlowPlace]()
     while left:
-        covered = {place: groups & left for place, groups in admissible.items() if groups & left}
-        if not covered:
+        of_places = {
+            place: _evidence({i: slow[i].slowdown for i in seen & left}, others[place], slow_from)
+            for place, seen in seen_by.items()
+            if seen & left
+        }
+        admissible = {place: one for place, one in of_places.items() if one.is_admissible}
+        if not admissible:
             break
-        best = max(covered, key=lambda place: (len(covered[place]), -against[place]))
+        best = max(
+            admissible.values(),
+            key=lambda one: (one.log_slowdown, -one.against, -one.num_between),
+        )
         alike = sorted(
-            (p for p in covered if covered[p] == covered[best] and against[p] == against[best]),
+            (place for place, one in admissible.items() if one == best),
             key=lambda place: (list(PlaceKind).index(place.kind), place),
         )
-        found.append(_measured(tuple(alike), [slow[i].slowdown for i in covered[best]]))
-        left -= covered[best]
-    return tuple(found), len(left)
+        found.append(_measured(tuple(alike), [slow[i].slowdown for i in best.explained]))
+        left -= best.explained | best.between
+    return tuple(sorted(found, key=lambda place: -place.num_groups)), len(left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """What the groups that see a place say of it.
+
+    `explained` and `between` are groups among the slow ones: as slow as the place would be, and
+    neither that nor well. `num_between` and `against` count all groups. `log_slowdown` is the sum
+    over those that it explains.
+    """
+
+    explained: frozenset[int]
+    log_slowdown: float
+    between: frozenset[int]
+    num_between: int
+    against: int
+
+    @property
+    def is_admissible(self) -> bool:
+        return self.against <= TOLERATED * (self.against + len(self.explained))
+
+
+def _evidence(slow: Mapping[int, float], others: Sequence[float], slow_from: float) -> _Evidence:
+    """Return what the groups that see a place say of it: its slowdown is the middle of the slow.
+
+    A group is as slow as the place from the square root of the place's slowdown on, and well below
+    the fourth root.
+
+    Args:
+        slow: Slowdowns of the slow groups that nothing explains yet.
+        others: Slowdowns of those that are not slow.
+        slow_from: The least slowdown of the former.
+    """
+    middle = sorted(slow.values())[len(slow) // 2]
+    level = max(slow_from, sqrt(middle))
+    explained = frozenset(i for i, slowdown in slow.items() if slowdown >= level)
+    well = frozenset(i for i, slowdown in slow.items() if slowdown < sqrt(level))
+    against = len(well) + sum(slowdown < sqrt(level) for slowdown in others)
+    return _Evidence(
+        explained=explained,
+        log_slowdown=sum(log(slow[i]) for i in sorted(explained)),
+        between=frozenset(slow) - explained - well,
+        num_between=len(slow) + len(others) - len(explained) - against,
+        against=against,
+    )
 
 
 def places_of(

@@ -97,14 +97,46 @@ def test_two_faults_are_two_places_the_larger_first() -> None:
     assert second.place == LinkPlace(kind=PlaceKind.PAIR, ranks=(0, 5), nodes=("a", "c"))
 
 
-def test_a_group_between_slow_and_healthy_is_no_evidence() -> None:
+@pytest.mark.parametrize("between", [1.45, 1.9])
+def test_a_group_between_slow_and_healthy_is_no_evidence(between: float) -> None:
     readings = pairs(LONE, [(0, 1), (1, 2)])
     readings = [
-        GroupReading(ranks=one.ranks, slowdown=1.4 if one.ranks == (1, 3) else one.slowdown)
+        GroupReading(ranks=one.ranks, slowdown=between if one.ranks == (1, 3) else one.slowdown)
         for one in readings
     ]
     (one,) = found(readings, LONE)
     assert one.place == LinkPlace(kind=PlaceKind.PORT, ranks=(1,), nodes=("n1",))
+    assert one.num_groups == 2
+
+
+@pytest.mark.parametrize(
+    ("at_port", "elsewhere"),
+    [
+        ((137.0, 300.0, 530.0), (4.66, 4.66, 1.0)),
+        ((100.0, 100.0, 100.0), (4.66, 4.66, 4.66)),
+        ((55.0, 86.0, 134.7), (19.3, 1.9, 1.8)),
+    ],
+)
+def test_noise_elsewhere_does_not_make_a_slow_port_the_fabric(
+    at_port: tuple[float, ...], elsewhere: tuple[float, ...]
+) -> None:
+    ranks = [(0, 2), (1, 2), (2, 3), (0, 1), (0, 3), (1, 3)]
+    values = zip(ranks, at_port + elsewhere, strict=True)
+    readings = [GroupReading(ranks=pair, slowdown=slowdown) for pair, slowdown in values]
+    places, _ = find_slow_places(readings, LONE, slow_from=1.9)
+    assert places[0].place == LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("n2",))
+
+
+def test_a_slower_port_behind_a_slow_node_is_a_place_of_its_own() -> None:
+    slow = {(low, high): 100.0 if low == 0 else 4.0 for low in (0, 1) for high in (2, 3, 4, 5)}
+    slow[0, 1] = 100.0
+    readings = [
+        GroupReading(ranks=pair, slowdown=slow.get(pair, 1.0)) for pair in combinations(NODES, 2)
+    ]
+    port, node = found(readings, NODES)
+    assert port.place == LinkPlace(kind=PlaceKind.PORT, ranks=(0,), nodes=("a",))
+    assert kinds(node) == {(PlaceKind.NODE, (0, 1)), (PlaceKind.PORT, (1,))}
+    assert (port.slowdown, node.slowdown) == pytest.approx((100.0, 4.0))
 
 
 def test_a_wrong_reading_in_twenty_does_not_hide_a_node() -> None:
