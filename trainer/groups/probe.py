@@ -11,7 +11,6 @@ pairs, so that no pair waits for another. No round begins after a budget.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, nan
 from statistics import median
 
 import torch
@@ -31,7 +30,7 @@ DEVICE_MATRIX_SIZE, DEVICE_COPIED_FLOATS = 2048, 1 << 24  # less than that of a 
 SENT_FLOATS = 1 << 14
 PAIR_REPEATS = 3  # of which the median counts
 PAIRS_BUDGET_S = 2.0  # of all rounds: none begins after it
-PAIR_S = 0.005  # that an exchange of the middle pair aims at: latency is little of it
+PAIR_S = 0.005  # that an exchange aims at: latency is little of it
 LEAST_PAIR_BYTES, MOST_PAIR_BYTES = 1 << 16, 1 << 25
 
 
@@ -160,40 +159,47 @@ def probe_pairs(
         PeerLost: A rank is lost.
     """
     began_s, own = time.perf_counter(), groups.exchange.rank
-    rounds = rounds_of(groups.exchange.ranks)
-    peers = [next((sum(pair) - own for pair in pairs if own in pair), None) for pairs in rounds]
-    if not rounds:
-        return ()
-    buffers = _pair_buffers(LEAST_PAIR_BYTES, device)
-    first_s = nan
-    for _ in range(2):  # the first may connect
-        groups.control.all_gather(torch.zeros(1))
-        if peers[0] is not None:
-            first_s = _pair_s(groups, clock, buffers, peers[0])
-    told = groups.control.all_gather(torch.tensor([first_s])).flatten().tolist()
-    middle_s = median(value for value in told if isfinite(value))
-    if middle_s <= 0.0:
-        return ()  # emulated links without a speed
-    wanted = LEAST_PAIR_BYTES * PAIR_S / middle_s
-    num_bytes = 1 << round(min(max(wanted, LEAST_PAIR_BYTES), MOST_PAIR_BYTES)).bit_length() - 1
     try:
-        buffers = _pair_buffers(num_bytes, device)
+        buffers = _pair_buffers(device)
     except torch.OutOfMemoryError:
         began_s = -MAX_S  # known to all before the first round
     found = []
-    for peer in peers:
+    for pairs in rounds_of(groups.exchange.ranks):
         passed = torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)
         if float(groups.control.all_gather(passed).max()) > PAIRS_BUDGET_S:
             break
-        if peer is not None:
-            spent_s = [_pair_s(groups, clock, buffers, peer) for _ in range(PAIR_REPEATS)]
-            found.append(PairResult(peer=peer, num_bytes=num_bytes, exchange_s=median(spent_s)))
-    return tuple(found)
+        for pair in pairs:
+            if own in pair:
+                found.append(_pair_result(groups, clock, buffers, sum(pair) - own))
+    return tuple(result for result in found if result is not None)
 
 
-def _pair_buffers(num_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    sent = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+def _pair_buffers(device: torch.device) -> tuple[Tensor, Tensor]:
+    sent = torch.zeros(MOST_PAIR_BYTES, dtype=torch.uint8, device=device)
     return sent, torch.empty_like(sent)
+
+
+def _pair_result(
+    groups: EngineGroups, clock: SegmentClock, buffers: tuple[Tensor, Tensor], peer: int
+) -> PairResult | None:
+    """Measure one pair with messages that take about PAIR_S, which both of its ranks agree on.
+
+    So the rate of a pair does not depend on how slow others are: of small messages it would be the
+    latency, and a hiccup of the host.
+    """
+    least = buffers[0][:LEAST_PAIR_BYTES], buffers[1][:LEAST_PAIR_BYTES]
+    least_s = min(_pair_s(groups, clock, least, peer) for _ in range(2))  # the first may connect
+    told = torch.tensor([least_s], dtype=torch.float64, device=least[0].device)
+    heard = torch.empty_like(told)
+    groups.exchange.point_to_point([(peer, told)], [(peer, heard)]).wait()
+    slower_s = max(least_s, heard.item())
+    if slower_s <= 0.0:
+        return None  # emulated links without a speed
+    wanted = LEAST_PAIR_BYTES * PAIR_S / slower_s
+    num_bytes = 1 << round(min(max(wanted, LEAST_PAIR_BYTES), MOST_PAIR_BYTES)).bit_length() - 1
+    own = buffers[0][:num_bytes], buffers[1][:num_bytes]
+    spent_s = [_pair_s(groups, clock, own, peer) for _ in range(PAIR_REPEATS)]
+    return PairResult(peer=peer, num_bytes=num_bytes, exchange_s=median(spent_s))
 
 
 def _pair_s(

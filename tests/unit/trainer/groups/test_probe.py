@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 
 import pytest
 import torch
@@ -160,7 +161,16 @@ def test_each_pair_is_measured_once_by_both_of_its_ranks(num_ranks: int) -> None
     for rank, own in enumerate(found):
         assert sorted(pair.peer for pair in own) == [r for r in range(num_ranks) if r != rank]
         assert all(pair.exchange_s > 0.0 for pair in own)
-    assert len({pair.num_bytes for own in found for pair in own}) == 1
+    sizes = {(rank, pair.peer): pair.num_bytes for rank, own in enumerate(found) for pair in own}
+    assert all(sizes[rank, peer] == sizes[peer, rank] for rank, peer in sizes)
+
+
+def test_a_slow_port_does_not_shorten_the_messages_of_other_pairs() -> None:
+    found = pairs_of(4, {rank: on_links(1e9, 100.0 if rank == 1 else 1.0) for rank in range(4)})
+    sizes = {(rank, pair.peer): pair.num_bytes for rank, own in enumerate(found) for pair in own}
+    healthy = {size for pair, size in sizes.items() if 1 not in pair}
+    assert {size for pair, size in sizes.items() if 1 in pair} == {LEAST_PAIR_BYTES}
+    assert healthy == {1 << 21}  # 2 x 2 MiB at 1 GB/s: 4.2 ms
 
 
 def test_an_emulated_slow_port_is_measured_in_all_its_pairs() -> None:
@@ -185,12 +195,12 @@ def test_no_round_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_device_without_memory_for_messages_ends_the_rounds_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    buffers = probe_module._pair_buffers
+    buffers, told = probe_module._pair_buffers, Lock()
 
-    def full(num_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        if num_bytes > LEAST_PAIR_BYTES:
+    def full(device: torch.device) -> tuple[Tensor, Tensor]:
+        if told.acquire(blocking=False):  # one of the ranks
             raise torch.OutOfMemoryError("no room")
-        return buffers(num_bytes, device)
+        return buffers(device)
 
     monkeypatch.setattr(probe_module, "_pair_buffers", full)
     clocks = {rank: on_links(1e9) for rank in range(3)}
