@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from pacekeeper.predictor.detector.state import (
     model_of,
     series_of,
     sigma_of,
+    sigmas_of,
 )
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
@@ -65,12 +66,12 @@ def raise_alarms(
         return evidence, ()
     if lacks_reference(evidence, sample.ranks):
         return evidence, ()
-    sigma = sigma_of(config, evidence)
-    sure, at_most = AGREED_SIGMAS, sigma / limits_of(evidence).weight
-    if required_steps_factor(config, at_most) > 1:  # the clock is noisy, or may well be
-        sure, sigma = config.min_sigmas, at_most
-    found: dict[int, Slowdown] = {}
+    sigmas, found = sigmas_of(config, evidence), dict[int, Slowdown]()
     for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
+        sure, sigma = AGREED_SIGMAS, float(sigmas[i])
+        at_most = sigma / limits_of(evidence).weight
+        if required_steps_factor(config, at_most) > 1:  # the clock is noisy, or may well be
+            sure, sigma = config.min_sigmas, at_most
         doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
         slowdown = measured(
             config,
@@ -181,32 +182,35 @@ def _crossed(evidence: Evidence, i: int) -> str:
     return f"its chart of {2.0 * rule.k:g} sigma reached {peak:.1f}, threshold {rule.h:.1f}"
 
 
-def _is_reference_suspect(evidence: Evidence) -> bool:
-    """Whether slow ranks are compared with the last other one only, and that may be slow, too."""
+def _lateness_of_reference(config: DetectorConfig, evidence: Evidence) -> float:
+    """Return how late (log) the last rank without a finding is, with which all others are compared;
+    infinite if it is under suspicion, zero if there are several.
+    """
     charts = evidence.charts
-    if not lacks_reference(evidence, charts.ranks):
-        return False
-    suspicion = cusum.suspicion(limits_of(evidence), charts)[~among(charts.ranks, evidence.slow)]
-    return bool((suspicion > cusum.QUIET_SUSPICION).any())
+    witnesses = np.flatnonzero(~among(charts.ranks, evidence.slow))
+    if len(witnesses) != 1:
+        return 0.0
+    if cusum.suspicion(limits_of(evidence), charts)[witnesses[0]] > cusum.QUIET_SUSPICION:
+        return inf
+    return float(median_of_steps(charts.recent[-config.recover_steps :])[witnesses[0]])
 
 
 def update_alarms(
     config: DetectorConfig, evidence: Evidence
 ) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
-    """Close or update each open finding.
+    """Close or update each open finding, unless the last rank that it is compared with is late by
+    more than half as much.
 
     Returns:
         The new state, the ranks that recovered, and the new slowdown (ratio) of those that changed.
     """
     charts, sigma = evidence.charts, sigma_of(config, evidence)
-    if _is_reference_suspect(evidence):
-        return evidence, (), {}
-    recovered, moved = [], {}
-    for rank in sorted(evidence.slow):
-        if rank not in charts.ranks:
+    late, recovered, moved = _lateness_of_reference(config, evidence), [], {}
+    for rank, told in sorted(evidence.slow.items()):
+        if rank not in charts.ranks or late > 0.5 * log(told):
             continue
         i = charts.ranks.index(rank)
-        series, told = series_of(charts, i), evidence.slow[rank]
+        series = series_of(charts, i)
         # As of the model that judged each step: a newer one knows better, the log ratios do not.
         doubt = float(charts.recent_doubt[-config.measure_steps :, i].max())
         if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):

@@ -36,9 +36,9 @@ class MicrobatchResiduals:
         full[:, :, positions] = self.log_ratio, self.doubt, self.size
         return MicrobatchResiduals(log_ratio=full[0], doubt=full[1], size=full[2])
 
-    def clipped(self, sigma: float) -> "MicrobatchResiduals":
+    def clipped(self, sigma: Array) -> "MicrobatchResiduals":
         """The same, each drawn to the middle of its rank's step: a slower device slows all of them,
-        a hiccup of the host some. `sigma`: of one.
+        a hiccup of the host some. `sigma`: of one [ranks].
         """
         if len(self.log_ratio) < LEAST_PARTS:
             return self

@@ -114,6 +114,21 @@ def sigma_of(config: DetectorConfig, evidence: Evidence) -> float:
     return max(config.sigma_floor, mixed(evidence.noise, evidence.others).sigma)
 
 
+def sigmas_of(config: DetectorConfig, evidence: Evidence) -> Array:
+    """One sigma of a step's log ratio of each charted rank [ranks].
+
+    The last rank without a finding is judged by the clock: the noise that all ranks share, which
+    cancels between two, is in its residuals, too.
+    """
+    ranks, sigma, common = evidence.charts.ranks, sigma_of(config, evidence), evidence.common
+    sigmas = np.full(len(ranks), sigma)
+    is_witness = ~among(ranks, evidence.slow)
+    if is_witness.sum() == 1 and common is not None and common.limits is not None:
+        shared = limits_of(evidence).weight * common.sigma / common.limits.weight
+        sigmas[is_witness] = np.hypot(sigma, shared)
+    return sigmas
+
+
 def lacks_reference(evidence: Evidence, ranks: Collection[int]) -> bool:
     """Whether all but one of these ranks have a finding, and the role's own pace is not known."""
     is_pace_known = evidence.common is None or evidence.common.limits is not None

@@ -37,7 +37,7 @@ from pacekeeper.predictor.detector.state import (
     limits_of,
     median_of_steps,
     model_of,
-    sigma_of,
+    sigmas_of,
 )
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
@@ -187,7 +187,7 @@ def _charted(
 ) -> tuple[Evidence, MicrobatchResiduals | None]:
     """Add the step to the charts; also return the residuals of its micro-batches."""
     model, charts = model_of(evidence), evidence.charts
-    sigma = sigma_of(config, evidence)
+    sigmas = sigmas_of(config, evidence)
     ratio = log_ratios(model, sample, evidence.slow)
     own = np.searchsorted(charts.ranks, sample.ranks)
     known = np.hypot(WANDER, charts.baseline_doubt[own])
@@ -199,14 +199,14 @@ def _charted(
     if charts.ranks != sample.ranks:
         ratio, doubt = _scattered(ratio, own, charts), _scattered(doubt, own, charts)
         parts = parts and parts.at(own, len(charts.ranks))
-    clipped = parts and parts.clipped(sqrt(len(parts.log_ratio)) * sigma)
+    clipped = parts and parts.clipped(sqrt(len(parts.log_ratio)) * sigmas)
     charts = cusum.advance(
         limits_of(evidence),
         charts,
         step=sample.step,
         log_ratio=ratio if clipped is None else clipped.of_step,
         doubt=doubt,
-        sigma=sigma,
+        sigma=sigmas,
         is_open=among(charts.ranks, evidence.slow),
         parts=clipped,
     )

@@ -77,6 +77,30 @@ def test_two_slow_ranks_of_eight_are_both_named(seed: int) -> None:
     assert sorted(finding.rank or 0 for finding in found) == [1, 6]
 
 
+@pytest.mark.parametrize("seed", range(20))  # 5, 11, ... named it, or took the others for well
+def test_the_last_healthy_rank_is_named_when_it_is_slow_too_and_not_before(seed: int) -> None:
+    job, draw = SyntheticJob(seed=seed, num_ranks=3, **DEVICE_CLOCK), np.random.default_rng(seed)
+    evidence, host, named = begin(), 0.0, list[int | None]()
+
+    def run(num_steps: int, *slow: int) -> None:
+        """What all three share wanders by 4 %, and lasts."""
+        nonlocal evidence, host
+        for _ in range(num_steps):
+            host = 0.9 * host + draw.normal(0.0, 0.04 * np.sqrt(1.0 - 0.9**2))
+            sample = job.next(dict.fromkeys(slow, 1.5))
+            sample = replace(sample, observed_s=sample.observed_s * np.exp(host))
+            evidence, judgement = update_evidence(CONFIG, evidence, sample)
+            named.extend(finding.rank for finding in judgement.findings)
+            assert judgement.recovered == ()
+
+    run(60)
+    run(10, 0)
+    run(70, 0, 1)
+    assert named == [0, 1]
+    run(20, 0, 1, 2)
+    assert named == [0, 1, 2]
+
+
 def test_when_everybody_is_late_nobody_is_named() -> None:
     said = play(SyntheticJob(seed=3, **DEVICE_CLOCK), dict.fromkeys(range(4), 1.5), plans=False)
     assert findings(said) == []
