@@ -97,7 +97,7 @@ def test_the_last_healthy_rank_is_named_when_it_is_slow_too_and_not_before(seed:
     run(10, 0)
     run(70, 0, 1)
     assert named == [0, 1]
-    run(20, 0, 1, 2)
+    run(30, 0, 1, 2)
     assert named == [0, 1, 2]
 
 
