@@ -5,6 +5,7 @@ groups with ranks on it and elsewhere. A place explains slow groups if no health
 Places that the same slow groups see, and no healthy one, cannot be told apart: all are returned.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -82,15 +83,17 @@ def find_slow_places(
         if reading.slowdown < slow_from:
             for place in places_of(reading.ranks, node_of, nodes):
                 if place in others:
-                    others[place].append(reading.slowdown)
-    left, found = set(range(len(slow))), list[SlowPlace]()
+                    insort(others[place], reading.slowdown)
+    left, changed, found = set(range(len(slow))), set(seen_by), list[SlowPlace]()
+    admissible: dict[LinkPlace, _Evidence] = {}
     while left:
-        of_places = {
-            place: _evidence({i: slow[i].slowdown for i in seen & left}, others[place], slow_from)
-            for place, seen in seen_by.items()
-            if seen & left
-        }
-        admissible = {place: one for place, one in of_places.items() if one.is_admissible}
+        for place in changed:
+            own = {i: slow[i].slowdown for i in seen_by[place] & left}
+            one = _evidence(own, others[place], slow_from) if own else None
+            if one is not None and one.is_admissible:
+                admissible[place] = one
+            else:
+                admissible.pop(place, None)
         if not admissible:
             break
         best = max(
@@ -102,7 +105,9 @@ def find_slow_places(
             key=lambda place: (list(PlaceKind).index(place.kind), place),
         )
         found.append(_measured(tuple(alike), [slow[i].slowdown for i in best.explained]))
-        left -= best.explained | best.between
+        gone = best.explained | best.between
+        left -= gone
+        changed = {p for i in gone for p in places_of(slow[i].ranks, node_of, nodes)}
     return tuple(sorted(found, key=lambda place: -place.num_groups)), len(left)
 
 
@@ -134,14 +139,14 @@ def _evidence(slow: Mapping[int, float], others: Sequence[float], slow_from: flo
 
     Args:
         slow: Slowdowns of the slow groups that nothing explains yet.
-        others: Slowdowns of those that are not slow.
+        others: Slowdowns of those that are not slow, ascending.
         slow_from: The least slowdown of the former.
     """
     middle = sorted(slow.values())[len(slow) // 2]
     level = max(slow_from, sqrt(middle))
     explained = frozenset(i for i, slowdown in slow.items() if slowdown >= level)
     well = frozenset(i for i, slowdown in slow.items() if slowdown < sqrt(level))
-    against = len(well) + sum(slowdown < sqrt(level) for slowdown in others)
+    against = len(well) + bisect_left(others, sqrt(level))
     return _Evidence(
         explained=explained,
         log_slowdown=sum(log(slow[i]) for i in sorted(explained)),
