@@ -7,7 +7,9 @@ cost is not recorded, so the tokens told of a micro-batch stand for what its oth
 the same in every step (SmartMoE). A rank's times are multiplied from a random step on, after the
 first `--healthy` steps; "found": incidents opened on it within so many slow steps; "false":
 incidents on another rank, and, per data set, those of the whole run without a slowdown. Others'
-rules judge the same times, and are given what healthy steps take.
+rules judge the same times, and are given what healthy steps take. "healthy as slow": bouts of the
+ranks' own noise whose mean over as many steps reaches what 95 % of such slowdowns reach; whatever
+finds these by a threshold accuses those.
 
 Prints a table, last one line of JSON.
 """
@@ -240,11 +242,21 @@ def _flags(
     }
 
 
+def healthy_as_slow(job: RecordedJob, factor: float) -> int:
+    """How many separate bouts of healthy noise reach what FOUND of the slowdowns reach."""
+    windows = np.lib.stride_tricks.sliding_window_view(
+        residuals_of_ranks(job), FACTORS[factor], axis=0
+    )
+    means = windows.mean(axis=-1)
+    is_alike = means >= np.quantile(means, 1.0 - FOUND) + np.log(factor)
+    return int(is_alike[0].sum() + (is_alike[1:] & ~is_alike[:-1]).sum())
+
+
 def show_injected(
     console: Console, jobs: Sequence[RecordedJob], options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, int]]:
     table = Table(title="slowdowns found live (median delay; false accusations)")
-    for column in ("data", "factor", "within steps", OURS, *RULES):
+    for column in ("data", "factor", "within steps", "healthy as slow", OURS, *RULES):
         table.add_column(column, justify="right")
     rows: dict[str, Any] = {}
     clean = dict[str, int]()
@@ -254,20 +266,25 @@ def show_injected(
         rows[job.name] = {}
         for factor, within in FACTORS.items():
             found = injected(job, states, factor, options.trials, options.healthy, options.seed)
-            rows[job.name][f"x{factor:g}"] = found
+            alike = healthy_as_slow(job, factor)
+            rows[job.name][f"x{factor:g}"] = {**found, "healthy_as_slow": alike}
             cells = (
                 f"{row['found']:.0%} ({row['delay'] or '-'}; {row['false']})"
                 for row in found.values()
             )
-            table.add_row(job.name, f"x{factor:g}", str(within), *cells)
+            table.add_row(job.name, f"x{factor:g}", str(within), str(alike), *cells)
     console.print(table)
     console.print(f"accused in healthy runs: {clean}")
     return rows, clean
 
 
 def residuals_of_ranks(job: RecordedJob) -> Array:
-    """Log of each rank's time in a step beside its stage and its own middle [steps, ranks]."""
-    log_s = np.log(np.nansum(job.observed_s[SETTLED_STEPS:], axis=1))
+    """Log of each rank's time over its work in a step, beside its stage and its own middle [steps,
+    ranks].
+    """
+    told_s = job.observed_s, np.where(np.isfinite(job.observed_s), job.expected_s, np.nan)
+    observed_s, expected_s = (np.nansum(times[SETTLED_STEPS:], axis=1) for times in told_s)
+    log_s = np.log(observed_s / expected_s)
     for stage in set(job.stage):
         own = np.array(job.stage) == stage
         log_s[:, own] -= np.median(log_s[:, own], axis=1, keepdims=True)
