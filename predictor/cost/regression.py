@@ -35,6 +35,10 @@ class Prior:
     spread: Array
     unit: Positions
 
+    def of_first(self, count: int) -> "Prior":
+        """The prior of the first features only, each measured in itself."""
+        return Prior(shares=self.shares[:count], spread=self.spread[:count], unit=np.arange(count))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearFit:

@@ -9,11 +9,12 @@ show as the stage's.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
+from pacekeeper.predictor.cost.model import PRIOR
+from pacekeeper.predictor.cost.regression import regress
 from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
@@ -168,12 +169,11 @@ def even_work(rows: ComputeRows, log_work: Array) -> Array:
 def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | None:
     """Factors [rows] that give each row the step's mean of some columns of its recorded work.
 
-    The cost of the work is fitted for each (stage, view), non-negative (least squares of relative
-    errors).
+    The cost of the work is fitted for each (stage, view), by the cost model's regression.
 
     Args:
         rows: of the run.
-        work: [rows, features], all known.
+        work: [rows, (tokens, sum of squared lengths, expert rows) or the first of them], all known.
         evened: the columns.
 
     Returns:
@@ -188,16 +188,16 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
         mine = np.flatnonzero(role == number)
         observed_s = rows.compute_s[mine]
         features = np.column_stack([np.ones(len(mine)), work[mine]])
-        scale = np.maximum(np.abs(features).max(axis=0), 1e-300)
-        cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
+        prior = PRIOR.of_first(features.shape[1])
+        cost = regress(features, observed_s, rows.rank[mine], prior).coefficients
         even = features.copy()
         for column in evened:
             count = np.maximum(np.bincount(step[mine]), 1)
             means = np.bincount(step[mine], work[mine, column]) / count
             even[:, column + 1] = means[step[mine]]
-        expected_s = (features / scale) @ cost
+        expected_s = features @ cost
         if (expected_s > 0.0).all():
-            factors[mine] = ((even / scale) @ cost) / expected_s
+            factors[mine] = (even @ cost) / expected_s
     return factors
 
 
