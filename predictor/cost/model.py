@@ -15,6 +15,7 @@ unit of work, which no other regressor provides.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import sqrt
 
 import numpy as np
 
@@ -23,7 +24,13 @@ from pacekeeper.predictor.cost.named_regressor import FittedRegressor, fit_regre
 from pacekeeper.predictor.cost.regression import LEAST_SPREAD, Prior, regress
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.peers import relative_to_peers
-from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
+from pacekeeper.predictor.stats.robust import (
+    MAD_TO_SIGMA,
+    MEDIAN_ERROR,
+    SIGMAS_95,
+    column_medians,
+    tailed_scale,
+)
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
 # experts that cost in proportion to their rows until the data show otherwise.
@@ -44,7 +51,6 @@ PRIOR = Prior(
 ROUNDS = 3  # of removing the common part of steps and ranks with a level of their own
 LEVEL_STEPS = 64  # newest steps, which set the level of the coefficients if times drift
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
-INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
 OWN_PACE = 0.07  # log multiplier beyond which a rank is left out of the common fit
 
 
@@ -110,7 +116,7 @@ class CostModel:
         of_model = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
         if self.named is not None:
             of_model = np.maximum(of_model, self.named.log_error(features) ** 2 - self.spread**2)
-        factor = np.exp(INTERVAL_SIGMAS * np.sqrt(self.spread**2 + of_model))
+        factor = np.exp(SIGMAS_95 * np.sqrt(self.spread**2 + of_model))
         return expected_s / factor, expected_s * factor
 
 
@@ -156,7 +162,9 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
         sigma = _sigma(residuals)
         offsets = _offsets(residuals, sigma)
         own_pace = _outlying_ranks(ranks, offsets)
-    model = replace(model, spread=_scale_of(np.abs(log_ratio[usable])))
+    model = replace(
+        model, spread=max(LEAST_SPREAD, float(tailed_scale(np.abs(log_ratio[usable]), 0.95)))
+    )
     if cost_model:
         quiet_s = rows.observed_s * np.exp(-common[rows.step])
         named, expected_s, note = fit_regressor(
@@ -243,12 +251,6 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
     return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
 
 
-def _scale_of(deviations: Array) -> float:
-    """One sigma of these absolute deviations: by median or by tail, whichever is larger."""
-    middle = MAD_TO_SIGMA * float(np.median(deviations))
-    return max(LEAST_SPREAD, middle, float(np.quantile(deviations, 0.95)) / INTERVAL_SIGMAS)
-
-
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
     """Median log ratio of each step with at least three ranks, else 0 [steps].
 
@@ -272,18 +274,11 @@ def _sigma(residuals: Array) -> float:
     wander. A fault that begins in the window is one change: a change that stands out is left out,
     and the steps before and after it have levels of their own.
     """
-    scales = [0.0]
     parts = split_at_onset(residuals)
-    changes = np.concatenate([np.abs(np.diff(part, axis=0)) for part in parts])
-    changes = changes[np.isfinite(changes)] / np.sqrt(2.0)
-    if len(changes):
-        scales += [
-            MAD_TO_SIGMA * float(np.median(changes)),
-            float(np.quantile(changes, 0.9)) / 1.645,
-        ]
+    changes = np.concatenate([np.abs(np.diff(part, axis=0)).ravel() for part in parts])
     deviations = np.abs(np.concatenate([part - column_medians(part) for part in parts]))
-    scales.append(MAD_TO_SIGMA * float(np.median(column_medians(deviations))))
-    return max(scales)
+    around_level = MAD_TO_SIGMA * float(np.median(column_medians(deviations)))
+    return max(float(tailed_scale(changes, 0.9)) / sqrt(2.0), around_level)
 
 
 def split_at_onset(residuals: Array) -> list[Array]:

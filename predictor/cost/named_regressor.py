@@ -17,12 +17,11 @@ import numpy as np
 from pacekeeper.core.config.detector import parse_cost_model
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.predictor.cost.features import FEATURES, Array, Flags, Positions
-from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+from pacekeeper.predictor.stats.robust import tailed_scale
 
 FOLDS = 5  # blocks of steps, each predicted by a regressor fitted to the others
 FAR = 0.95  # quantile of the disagreement with the linear model that counts as usual
 TRIAL_ROWS = 40
-NORMAL_95 = 1.96
 
 
 class Regressor(Protocol):
@@ -145,10 +144,7 @@ def fit_regressor(
         regressor=whole.regressor,
         scale=scale,
         typical_s=typical_s,
-        spread=max(
-            MAD_TO_SIGMA * float(np.median(residual)),
-            float(np.quantile(residual, 0.95)) / NORMAL_95,
-        ),
+        spread=float(tailed_scale(residual, 0.95)),
         usual_disagreement=float(np.quantile(apart, FAR)),
         has_std=is_by_std,
     )

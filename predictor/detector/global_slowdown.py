@@ -21,7 +21,7 @@ from pacekeeper.predictor.detector.cusum import Charts
 from pacekeeper.predictor.detector.slowdown import Slowdown, changed, is_over, measured
 from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.stats.cusum_design import WHITEN_ABOVE, autocorrelation, whitened_shift
-from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+from pacekeeper.predictor.stats.robust import tailed_scale
 
 LEAST_RANKS = 2  # of which both must be slow; one alone is judged as itself
 MIN_STEPS = 4  # that must agree: everybody waits for the host now and then
@@ -162,7 +162,7 @@ def settled(
         pace,
         limits=replace(limits, weight=weight),
         reference=float(np.median(ratios)),
-        sigma=max(SIGMA_FLOOR, _scale_of(ratios)),
+        sigma=max(SIGMA_FLOOR, float(tailed_scale(np.abs(ratios - np.median(ratios)), 0.9))),
         work=np.mean([_work_of(model, sample) for sample in own], axis=0),
     )
 
@@ -197,12 +197,6 @@ def _work_of(model: CostModel, sample: StepSample) -> Array:
     """Return each feature as a share of the expected time, mean over ranks [FEATURES]."""
     work: Array = (sample.features / model.expected_s(sample.features)[:, None]).mean(axis=0)
     return work
-
-
-def _scale_of(ratios: Array) -> float:
-    """One sigma around their median, by their middle and by their tail, whichever is more."""
-    apart = np.abs(ratios - np.median(ratios))
-    return max(MAD_TO_SIGMA * float(np.median(apart)), float(np.quantile(apart, 0.9)) / 1.645)
 
 
 def _finding(charts: Charts, sample: StepSample, slowdown: Slowdown, num_ranks: int) -> Finding:

@@ -12,13 +12,12 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, ratio_interval
 
 DISSENT = 5  # one step in so many may contradict
 PARTIAL_SIGMAS = 4.0  # a first step this far below the next ones saw only part of the fault
 APART_SIGMAS = 3.0  # two levels are two if they differ by this many standard errors
 CHANGE_WORTH_TELLING = 1.10
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +37,7 @@ class Slowdown:
     @property
     def interval(self) -> tuple[float, float]:
         """Least and most, with 95 % confidence."""
-        reach = exp(TWO_SIDED * self.error)
-        return self.value / reach, self.value * reach
+        return ratio_interval(log(self.value), self.error)[1:]
 
 
 def required_steps_factor(config: DetectorConfig, sigma: float) -> int:

@@ -34,7 +34,7 @@ from pacekeeper.predictor.job_level.transient_rises import (
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
-from pacekeeper.predictor.stats.robust import column_medians
+from pacekeeper.predictor.stats.robust import column_medians, ratio_interval
 
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
 LEAST_HICCUPS = 3  # of one size, together so long, are a slowdown that recurs
@@ -43,7 +43,6 @@ CHANCE = 1.0 / 300.0  # of a healthy run to have an interval that noise alone ma
 SAME_PACE = 1.25  # of the run: what is further off is no replicate
 HEALTHY_IN_BOTH = 0.2  # of the steps that two runs share, at least
 SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
-Z_95 = 1.96
 FLOOR = log(MIN_SLOWDOWN)
 _QUANTILES = (HEALTHY_IN_BOTH, 0.5, 1.0 - HEALTHY_IN_BOTH)
 
@@ -267,6 +266,7 @@ def _anomaly(
     error = blocks.sigma / sqrt(num_blocks)
     if excess < max(FLOOR, least_sigmas * error):
         return None
+    slowdown, low, high = ratio_interval(excess, error)
     first_step, last_step = int(pace.step[spans[0][0]]), int(pace.step[spans[-1][1] - 1])
     is_over = rises[-1].end < len(found)
     until = f"to {last_step}" if is_over else "on"
@@ -279,14 +279,14 @@ def _anomaly(
         kind=AnomalyKind.HOST,
         rank=None,
         stage=None,
-        slowdown=exp(excess),
-        low=exp(excess - Z_95 * error),
-        high=exp(excess + Z_95 * error),
+        slowdown=slowdown,
+        low=low,
+        high=high,
         first_step=first_step,
         last_step=last_step if is_over else None,
         tier=Tier.SUSPECTED if known_by is Knowledge.NOTHING else Tier.PROBABLE,
         reason=(
-            f"the whole job took x{exp(excess):.2f} of its time{times} from step {first_step} "
+            f"the whole job took x{slowdown:.2f} of its time{times} from step {first_step} "
             f"{until} ({num_steps} steps; {why}); step times alone name no rank"
         ),
     )

@@ -21,13 +21,12 @@ from pacekeeper.predictor.recorded.residuals import Residuals, layouts_of
 from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
 from pacekeeper.predictor.recorded.shift_test import Shift
 from pacekeeper.predictor.recorded.trace import ComputeTable, StepTable, Trace
-from pacekeeper.predictor.stats.robust import column_medians
+from pacekeeper.predictor.stats.robust import column_medians, ratio_interval
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
 MIN_STEPS = 8  # of a layout: fewer have no past to speak of
 MOST_JUMPS = 8  # of one series
 ITS_OWN = 0.5  # of what a stage lost beside the others it must have lost by the clock, too
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,9 +187,7 @@ def _in_words(paces: _Paces, shift: Shift, stage: int | None) -> str:
 
 
 def _anomaly(paces: _Paces, shift: Shift, stage: int | None, words: str, last_step: int) -> Anomaly:
-    low, value, high = (
-        exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
-    )
+    value, low, high = ratio_interval(shift.log_slowdown, shift.error)
     last = int(paces.steps[shift.end - 1])
     why = "their tokens do not explain it" if stage is None else "the other stages did not"
     return Anomaly(

@@ -23,11 +23,10 @@ from pacekeeper.predictor.job_level.online import (
     JobStep,
     update_job_level,
 )
-from pacekeeper.predictor.stats.robust import robust_scale
+from pacekeeper.predictor.stats.robust import SIGMAS_95, robust_scale
 
 LEARNT_STEPS = 64  # newest steps that say what an iteration takes beyond its chunks
 LEAST_STEPS = 8  # before anything is predicted
-NORMAL_95 = 1.96
 WORTH_SHOWING = 0.01  # of the iteration
 MICROSECONDS = 1e6
 
@@ -163,7 +162,7 @@ def _report(
 ) -> IterationReport:
     beyond_s = float(np.median(state.beyond_s))
     expected_s = max(paths.expected_s + beyond_s, 1e-9)
-    factor = np.exp(NORMAL_95 * max(LEAST_SPREAD, robust_scale(np.array(state.log_errors))))
+    factor = np.exp(SIGMAS_95 * max(LEAST_SPREAD, robust_scale(np.array(state.log_errors))))
     return IterationReport(
         step=step,
         duration_s=duration_s,

@@ -25,7 +25,7 @@ from pacekeeper.predictor.detector.global_slowdown import (
     NOBODY,
     GlobalSlowdownChange,
 )
-from pacekeeper.predictor.detector.slowdown import TWO_SIDED, changed, is_over
+from pacekeeper.predictor.detector.slowdown import changed, is_over
 from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.block_charts import (
@@ -38,7 +38,7 @@ from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
 from pacekeeper.predictor.job_level.detect import MIN_STEPS, judged, measured
 from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.predictor.stats.cusum_design import DAY_S, REFERENCES
-from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians, ratio_interval
 
 LOOK_STEPS = BLOCK_STEPS
 LEAST_STEPS = 2 * MIN_STEPS  # before anything is judged
@@ -284,7 +284,7 @@ def _opened(
         steps = excess[first:][np.isfinite(excess[first:])]
         size, num_steps = max(float(np.median(steps)), rule.k * sigma), len(steps)
     error = MEDIAN_ERROR * sigma * sqrt(BLOCK_STEPS / num_steps)
-    low, slowdown, high = (exp(size + way * TWO_SIDED * error) for way in (-1.0, 0.0, 1.0))
+    slowdown, low, high = ratio_interval(size, error)
     onset, newest = int(rows[first, _STEP]), int(rows[-1, _STEP])
     found = Finding(
         kind=FindingKind.HOST,

@@ -8,7 +8,6 @@ from typing import TypeVar
 from pacekeeper.core.incidents.findings import Tier
 
 NO_LOSS = 1e-6  # of S above 1: rounding
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
 K = TypeVar("K", int, str)
 
 

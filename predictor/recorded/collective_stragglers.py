@@ -17,11 +17,11 @@ from pacekeeper.core.incidents.link_places import PlaceKind
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.links.places import GroupReading, find_slow_places
 from pacekeeper.predictor.links.slow_links import MIN_SLOWDOWN, MIN_STEPS
-from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import Trace, TransferTable
 from pacekeeper.predictor.stats import change_points
 from pacekeeper.predictor.stats.peers import medians_without_one
-from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, SIGMAS_95
 
 MIN_PEER_GROUPS = 3  # of one size, to distinguish a slow group from a busy fabric
 LEAST_SIGMA = 0.01
@@ -138,7 +138,7 @@ def _anomalies(
     node_of = dict.fromkeys(chain(*trace.groups), "")
     node_of |= {worker.rank: worker.node for worker in trace.workers}
     places, left = find_slow_places(readings, node_of, slow_from=MIN_SLOWDOWN)
-    margin = exp(TWO_SIDED * max(s.error for s in together))
+    margin = exp(SIGMAS_95 * max(s.error for s in together))
     begin, end = min(s.begin for s in together), max(s.end for s in together)
     told = [(p.place, p.slowdown, p.low, p.high, p.num_groups) for p in places]
     if left:
@@ -200,7 +200,7 @@ def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
         excess_s = float(np.median(compute_s[:, at] - busy_s[:, at]))
         is_compute = excess_s >= EXPLAINED * typical_s
         sigma = float(np.std(ratio, ddof=1)) if len(ratio) > 1 else 0.1 * slowdown
-        margin = TWO_SIDED * sigma / sqrt(len(ratio))
+        margin = SIGMAS_95 * sigma / sqrt(len(ratio))
         why = "its device computes as fast as the others': its host, input or launches are late"
         anomalies.append(
             Anomaly(

@@ -10,15 +10,15 @@ from math import exp, log, log2, sqrt
 
 import numpy as np
 from scipy.special import ndtri_exp
-from scipy.stats import norm, t
+from scipy.stats import t
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.recorded.residuals import Residuals
 from pacekeeper.predictor.stats.robust import (
     MAD_TO_SIGMA,
     column_medians,
-    column_quantiles,
     robust_scale,
+    tailed_scale,
 )
 
 LEAST_NOISE = 0.001  # of a step: lower bound of clock noise
@@ -169,7 +169,7 @@ def needed_strength(highest: Array, false_alarms: float) -> float:
 def _fast_noise(residuals: Residuals) -> Array:
     """One sigma of a rank's step: its own estimate and the pooled one, weighted by sample size."""
     changes = np.diff(residuals.by_step, axis=0)
-    typical = float(_scales(changes.reshape(-1, 1))[0])
+    typical = float(_scales(changes.ravel()))
     if not np.isfinite(changes).any():  # a single step: only its micro-batches are there
         within = residuals.samples - column_medians(residuals.samples)
         typical = robust_scale(within) / sqrt(max(1.0, float(np.median(residuals.counts))))
@@ -183,16 +183,8 @@ def _fast_noise(residuals: Residuals) -> Array:
 
 
 def _scales(changes: Array) -> Array:
-    """One sigma of each column of step-to-step changes; 0 without any.
-
-    By their median or by their tail, whichever is larger: noise of shared hosts has heavy tails.
-    """
-    sizes = np.abs(changes) / sqrt(2.0)
-    of_shares = [
-        column_quantiles(sizes, share) / norm.isf(0.5 - 0.5 * share) for share in (0.5, 0.75)
-    ]
-    scales: Array = np.nan_to_num(np.maximum(*of_shares))
-    return scales
+    """One sigma of step-to-step changes, along the first axis; 0 without any."""
+    return tailed_scale(np.abs(changes), 0.75) / sqrt(2.0)
 
 
 def _freedom(residuals: Residuals) -> float:

@@ -6,7 +6,7 @@ jobs, samples count from a minute before the onset to a minute and a half after 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import log, sqrt
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from pacekeeper.predictor.cost.features import Flags, Positions
 from pacekeeper.predictor.detector.input_stall import Inputs, update_inputs
 from pacekeeper.predictor.detector.state import Evidence, Judgement, begin, sigma_of
 from pacekeeper.predictor.links.slow_links import transfer_sample, update_links
-from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import (
     NodeSamples,
     OwnInputTable,
@@ -26,7 +26,7 @@ from pacekeeper.predictor.recorded.trace import (
     ThreadTable,
     Trace,
 )
-from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, ratio_interval
 
 BEFORE_S = 60.0
 LOOK_AGAIN_S = 90.0  # after the onset
@@ -242,15 +242,16 @@ def _measured(
         last_step = steps[count - 1]
         until = f"to step {last_step}, and recovered"
     level, error = float(np.median(ratios[:count])), MEDIAN_ERROR * sigma / sqrt(count)
+    slowdown, low, high = ratio_interval(level, error)
     return Anomaly(
         kind=AnomalyKind.HOST,
         rank=rank,
         stage=None,
-        slowdown=exp(level),
-        low=exp(level - TWO_SIDED * error),
-        high=exp(level + TWO_SIDED * error),
+        slowdown=slowdown,
+        low=low,
+        high=high,
         first_step=finding.onset_step,
         last_step=last_step,
         tier=finding.tier,
-        reason=f"{finding.reason}; x{exp(level):.2f} over {count} steps, {until}",
+        reason=f"{finding.reason}; x{slowdown:.2f} over {count} steps, {until}",
     )

@@ -9,19 +9,19 @@ it lasted to the end of the previous one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp
 
 import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.recorded.anomalies import TWO_SIDED, Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.noise import Noise, noise_of
 from pacekeeper.predictor.recorded.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
 from pacekeeper.predictor.recorded.shift_test import Shift, base_of
 from pacekeeper.predictor.recorded.trace import Chunk, Trace
 from pacekeeper.predictor.stats.peers import MIN_PEERS
+from pacekeeper.predictor.stats.robust import ratio_interval
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
 MIN_SLOWDOWN = 1.01
@@ -163,9 +163,7 @@ def _merged(times: TraceTimes, found: Sequence[Shift]) -> list[Shift]:
 
 def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Anomaly:
     rank, stage = times.ranks[shift.rank], int(times.stage[shift.rank])
-    low, value, high = (
-        exp(shift.log_slowdown + sigmas * shift.error) for sigmas in (-TWO_SIDED, 0.0, TWO_SIDED)
-    )
+    value, low, high = ratio_interval(shift.log_slowdown, shift.error)
     slow = {one.rank for one in all_found if one.first < shift.end and shift.first < one.end}
     witnesses = int((np.delete(times.stage, list(slow)) == stage).sum())
     chunk = ""
