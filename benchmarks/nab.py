@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.predictor.cost.features import Array, Flags
-from pacekeeper.predictor.job_level.detect import job_faults
+from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.recorded.trace import StepTable, Trace
 
 PROBATION_SHARE, MOST_PROBATION = 0.15, 750
@@ -95,7 +95,7 @@ def flagged(values: Array, *, is_steady: bool) -> Flags:
     trace = Trace(name="series", source="nab", workers=(), steps=table)
     schedule = np.zeros(len(values), dtype=np.intp) if is_steady else None
     flags = np.zeros(len(values), dtype=np.bool_)
-    for trouble in job_faults(trace, schedule=schedule):
+    for trouble in judge_job(trace, schedule=schedule).anomalies:
         last = len(values) - 1 if trouble.last_step is None else trouble.last_step
         flags[trouble.first_step : last + 1] = True
     return flags

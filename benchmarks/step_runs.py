@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
-from pacekeeper.predictor.job_level.detect import job_faults
+from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.recorded.anomalies import Anomaly
 from pacekeeper.predictor.recorded.trace import StepTable, Trace
 from pacekeeper.predictor.stats.change_points import levels, noise, without_spikes
@@ -47,11 +47,11 @@ class Run:
         trace = self.trace if trace is None else trace
         assert trace.steps is not None
         if knowledge == "replicates":
-            return job_faults(trace, replicates=self.replicates)
+            return judge_job(trace, replicates=self.replicates).anomalies
         if knowledge == "schedule":
             assert self.schedule is not None
-            return job_faults(trace, schedule=self.schedule[: trace.steps.step.size])
-        return job_faults(trace)
+            return judge_job(trace, schedule=self.schedule[: trace.steps.step.size]).anomalies
+        return judge_job(trace).anomalies
 
 
 def durations(trace: Trace) -> Array:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.predictor.imbalance.analyze import imbalances
-from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
 from pacekeeper.predictor.recorded.anomalies import Anomaly, WhatIf
 from pacekeeper.predictor.recorded.trace import ComputeTable, OpTable, Trace, compute_of
 from pacekeeper.simulator.readers.bytedance import read_bytedance
@@ -37,7 +37,7 @@ OURS = {
 
 
 def judged(trace: Trace) -> tuple[WhatIf | None, tuple[Anomaly, ...]]:
-    replay = replay_of(trace)
+    replay = replayed(trace)[0]
     costs = None if replay is None else what_if_of(replay)
     return costs, imbalances(trace, replay)
 

@@ -23,7 +23,7 @@ from pacekeeper.predictor.imbalance.stages_and_microbatches import (
 )
 from pacekeeper.predictor.imbalance.what_if import Replay
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
-from pacekeeper.predictor.recorded.trace import ComputeTable, OpType, Trace, compute_of
+from pacekeeper.predictor.recorded.trace import ComputeTable, OpType, Trace
 from pacekeeper.predictor.stats.group_ids import grouped
 
 WORTH_NAMING = 1.03  # the smallest cost examined by the authors of the what-if analysis
@@ -102,7 +102,7 @@ def imbalances(trace: Trace, replay: Replay | None) -> tuple[Anomaly, ...]:
     Returns:
         Anomalies, the largest cost first.
     """
-    compute = trace.compute if trace.ops is None else compute_of(trace.ops)
+    compute = trace.compute
     if compute is None:
         return _uneven_loads(trace)
     rows = compute_rows(compute, trace.workers)
@@ -110,7 +110,7 @@ def imbalances(trace: Trace, replay: Replay | None) -> tuple[Anomaly, ...]:
         return ()
     run = _Run(
         rows=rows,
-        work=_work_of(trace, rows),
+        work=_work_of(compute, rows),
         replay=replay if replay is not None and _is_representative(replay, rows) else None,
         experts=trace.expert_compute,
     )
@@ -294,10 +294,7 @@ def _costs(run: _Run, suspects: list[_Suspect]) -> list[tuple[float, float, floa
     return costs
 
 
-def _work_of(trace: Trace, rows: ComputeRows) -> Array:
-    """Recorded work of each row [rows, 3]: columns of `trace.compute`, NaN where unknown."""
-    table = trace.compute
-    if table is None or len(table.step) <= (rows.kept.max() if len(rows.kept) else -1):
-        return np.full((len(rows.kept), 3), np.nan)
+def _work_of(table: ComputeTable, rows: ComputeRows) -> Array:
+    """Recorded work of each row [rows, 3], NaN where unknown."""
     columns = (table.tokens, table.sum_len_squared, table.expert_rows)
     return np.stack([column[rows.kept] for column in columns], axis=1)

@@ -60,11 +60,6 @@ class Replay:
         return mean_s
 
 
-def replay_of(trace: Trace) -> Replay | None:
-    """Return the replay of a trace; None without a timeline or without a complete step."""
-    return replayed(trace)[0]
-
-
 def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
     """Return the replay of a trace, with notes on what cannot be replayed and why."""
     if trace.ops is None:

@@ -47,13 +47,6 @@ FLOOR = log(MIN_SLOWDOWN)
 _QUANTILES = (HEALTHY_IN_BOTH, 0.5, 1.0 - HEALTHY_IN_BOTH)
 
 
-def job_faults(
-    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
-) -> tuple[Anomaly, ...]:
-    """The troubles of `judge_job`."""
-    return judge_job(trace, replicates=replicates, schedule=schedule).anomalies
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Basis:
     """The input of a judgement: the pace in blocks of `block_steps`, and how the work is known."""

@@ -216,6 +216,7 @@ class Trace:
         name: of the run.
         source: format it was read from.
         workers: the ranks and their places.
+        compute: with a timeline `ops`, the same rows as `compute_of` returns.
         expert_compute: times of the expert layers where they are not part of `compute`, including
             the wait for the slowest replica rank; its model_chunk is the layer, counted within the
             stage.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
 from pacekeeper.predictor.recorded.trace import OpType
 from support.examples import examples
 from support.synthetic_trace import Compute, Job, step_times, timeline
@@ -38,7 +38,7 @@ def test_replay_equals_playing_the_operations(job: Job, seed: int) -> None:
         key = (step, dp, stage, compute)
         return times_s.setdefault(key, base_s * float(random.lognormal(0.0, 0.5)))
 
-    replay = replay_of(timeline(job, uneven))
+    replay = replayed(timeline(job, uneven))[0]
     assert replay is not None and len(replay.graphs) == job.steps
     played_s = step_times(job, uneven)
     replayed_s = [float(graph.duration_s(graph.own_s[:, None])[0]) for graph in replay.graphs]
@@ -71,7 +71,7 @@ def test_numbers_of_ranks_do_not_matter(job: Job, seed: int) -> None:
         workers=tuple(replace(w, rank=int(new[w.rank])) for w in trace.workers),
         ops=type(ops)(**columns),
     )
-    one, other = replay_of(trace), replay_of(moved)
+    one, other = replayed(trace)[0], replayed(moved)[0]
     assert one is not None and other is not None
     before, after = what_if_of(one), what_if_of(other)
     assert after.slowdown == pytest.approx(before.slowdown)

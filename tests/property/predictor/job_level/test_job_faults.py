@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.job_level.detect import job_faults, judge_job
+from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.recorded.anomalies import AnomalyKind
 from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.predictor.stats.change_points import SPIKE_WINDOW
@@ -38,14 +38,14 @@ def scaled(trace: Trace, by: float) -> Trace:
 @given(seeds, st.sampled_from([0.005, 0.02, 0.05]))
 def test_a_schedule_that_replicates_share_accuses_nobody(seed: int, noise: float) -> None:
     trace = job(STAIRS_S, seed=seed, noise=noise, resolution_s=1e-3)
-    assert job_faults(trace, replicates=others(STAIRS_S, seed)) == ()
+    assert judge_job(trace, replicates=others(STAIRS_S, seed)).anomalies == ()
 
 
 @FEW
 @given(seeds, st.sampled_from([0.005, 0.02, 0.05]))
 def test_jumps_that_the_schedule_tells_accuse_nobody(seed: int, noise: float) -> None:
     trace = job(STAIRS_S, seed=seed, noise=noise, resolution_s=1e-3)
-    assert job_faults(trace, schedule=SCHEDULE) == ()
+    assert judge_job(trace, schedule=SCHEDULE).anomalies == ()
 
 
 @FEW
@@ -61,8 +61,8 @@ def test_jumps_of_an_unknown_workload_are_told_and_accuse_nobody(seed: int) -> N
 def test_work_that_grows_steadily_accuses_nobody(seed: int, growth: float) -> None:
     pace_s = FLAT_S * np.linspace(1.0, 1.0 + growth, FLAT_S.size)
     trace = job(pace_s, seed=seed)
-    assert job_faults(trace) == ()
-    assert job_faults(trace, schedule=np.zeros(FLAT_S.size, dtype=np.intp)) == ()
+    assert judge_job(trace).anomalies == ()
+    assert judge_job(trace, schedule=np.zeros(FLAT_S.size, dtype=np.intp)).anomalies == ()
 
 
 @FEW
@@ -74,7 +74,7 @@ def test_a_hundred_slow_steps_are_found_beside_replicates(
 ) -> None:
     pace_s = slowed(STAIRS_S, begin, begin + 100, slowdown)
     trace = job(pace_s, seed=seed, resolution_s=1e-3)
-    (found,) = job_faults(trace, replicates=others(STAIRS_S, seed))
+    (found,) = judge_job(trace, replicates=others(STAIRS_S, seed)).anomalies
     assert (found.kind, found.rank, found.tier) == (AnomalyKind.HOST, None, Tier.PROBABLE)
     assert abs(found.first_step - begin) <= EDGE_STEPS
     assert found.last_step is not None and abs(found.last_step - (begin + 99)) <= EDGE_STEPS
@@ -89,7 +89,7 @@ def test_a_hundred_slow_steps_of_a_work_class_are_found(
 ) -> None:
     begin += 500 * work_class
     trace = job(slowed(STAIRS_S, begin, begin + 100, slowdown), seed=seed, resolution_s=1e-3)
-    (found,) = job_faults(trace, schedule=SCHEDULE)
+    (found,) = judge_job(trace, schedule=SCHEDULE).anomalies
     assert found.tier is Tier.PROBABLE
     assert abs(found.first_step - begin) <= EDGE_STEPS
     assert found.slowdown == pytest.approx(slowdown, rel=0.03)
@@ -98,7 +98,7 @@ def test_a_hundred_slow_steps_of_a_work_class_are_found(
 @FEW
 @given(seeds, st.integers(100, 1000))
 def test_a_rise_that_goes_away_is_suspected_where_nothing_is_known(seed: int, begin: int) -> None:
-    (found,) = job_faults(job(slowed(FLAT_S, begin, begin + 100, 1.1), seed=seed))
+    (found,) = judge_job(job(slowed(FLAT_S, begin, begin + 100, 1.1), seed=seed)).anomalies
     assert found.tier is Tier.SUSPECTED and "workload is unknown" in found.reason
     assert abs(found.first_step - begin) <= EDGE_STEPS
 
@@ -122,9 +122,9 @@ def test_a_job_that_settles_after_few_fast_steps_accuses_nobody(
 @given(seeds, st.integers(350, 1100))
 def test_a_slowdown_that_lasts_to_the_end_has_no_last_step(seed: int, begin: int) -> None:
     trace = job(slowed(FLAT_S, begin, FLAT_S.size, 1.15), seed=seed)
-    (found,) = job_faults(trace, replicates=others(FLAT_S, seed))
+    (found,) = judge_job(trace, replicates=others(FLAT_S, seed)).anomalies
     assert found.last_step is None and abs(found.first_step - begin) <= EDGE_STEPS
-    assert job_faults(trace) == ()  # it may be the schedule
+    assert judge_job(trace).anomalies == ()  # it may be the schedule
 
 
 @FEW
@@ -132,8 +132,8 @@ def test_a_slowdown_that_lasts_to_the_end_has_no_last_step(seed: int, begin: int
 def test_the_unit_of_time_does_not_matter(seed: int, by: float) -> None:
     trace = job(slowed(STAIRS_S, 700, 800, 1.1), seed=seed, resolution_s=1e-3)
     beside = others(STAIRS_S, seed)
-    (told,) = job_faults(trace, replicates=beside)
-    (same,) = job_faults(scaled(trace, by), replicates=[scaled(one, by) for one in beside])
+    (told,) = judge_job(trace, replicates=beside).anomalies
+    (same,) = judge_job(scaled(trace, by), replicates=[scaled(one, by) for one in beside]).anomalies
     assert (told.first_step, told.last_step) == (same.first_step, same.last_step)
     assert told.slowdown == pytest.approx(same.slowdown)
 
@@ -142,7 +142,9 @@ def test_the_unit_of_time_does_not_matter(seed: int, by: float) -> None:
 @given(seeds, st.sampled_from([0.85, 1.02, 1.2]))
 def test_replicates_on_other_devices_say_the_same(seed: int, by: float) -> None:
     trace = job(slowed(STAIRS_S, 700, 800, 1.1), seed=seed)
-    (found,) = job_faults(trace, replicates=[scaled(one, by) for one in others(STAIRS_S, seed)])
+    (found,) = judge_job(
+        trace, replicates=[scaled(one, by) for one in others(STAIRS_S, seed)]
+    ).anomalies
     assert abs(found.first_step - 700) <= EDGE_STEPS
 
 
@@ -176,7 +178,7 @@ def test_what_comes_and_goes_again_and_again_is_one_finding(
         pace_s[begun[-1] : ended[-1]] *= slowdown
         at = ended[-1] + int(random.integers(30, 90))
     beside = others(FLAT_S, seed) if has_others else []
-    found = job_faults(job(pace_s, seed=seed, noise=0.005), replicates=beside)
+    found = judge_job(job(pace_s, seed=seed, noise=0.005), replicates=beside).anomalies
     assert len(found) == 1
     assert abs(found[0].first_step - begun[0]) <= EDGE_STEPS
     assert found[0].slowdown == pytest.approx(slowdown, rel=0.03)
@@ -217,10 +219,10 @@ def test_slowdowns_of_any_course_are_found(
     part = course(np.arange(FLAT_S.size) - 400, length)
     trace = job(FLAT_S * (1.0 + (slowdown - 1.0) * part), seed=seed, noise=0.005)
     if has_others:
-        found = job_faults(trace, replicates=others(FLAT_S, seed))
+        found = judge_job(trace, replicates=others(FLAT_S, seed)).anomalies
     else:
         alike = np.full(FLAT_S.size, 512.0)
-        found = job_faults(with_work(trace, alike, alike))
+        found = judge_job(with_work(trace, alike, alike)).anomalies
     assert found
     for one in found:
         last = FLAT_S.size - 1 if one.last_step is None else one.last_step
@@ -242,7 +244,7 @@ def test_what_has_a_period_from_the_start_is_a_note(seed: int, period: int) -> N
 def test_a_schedule_shifted_by_some_steps_accuses_nobody(seed: int, by: int, num: int) -> None:
     shifted_s = STAIRS_S[np.clip(np.arange(STAIRS_S.size) + by, 0, STAIRS_S.size - 1)]
     trace = job(shifted_s, seed=seed, resolution_s=1e-3)
-    assert job_faults(trace, replicates=others(STAIRS_S, seed, num)) == ()
+    assert judge_job(trace, replicates=others(STAIRS_S, seed, num)).anomalies == ()
 
 
 @FEW
@@ -255,9 +257,9 @@ def test_work_that_is_told_explains_its_time_and_no_more(
     squares = tokens * random.uniform(100, 900, FLAT_S.size)
     pace_s = 0.02 + 1e-5 * tokens + 2e-8 * squares
     healthy = with_work(job(pace_s, seed=seed), tokens, squares)
-    assert job_faults(healthy) == ()
+    assert judge_job(healthy).anomalies == ()
     slow = with_work(job(slowed(pace_s, begin, begin + 100, slowdown), seed=seed), tokens, squares)
-    (found,) = job_faults(slow)
+    (found,) = judge_job(slow).anomalies
     assert found.tier is Tier.PROBABLE and "tokens" in found.reason
     assert abs(found.first_step - begin) <= EDGE_STEPS
     assert found.slowdown == pytest.approx(slowdown, rel=0.03)

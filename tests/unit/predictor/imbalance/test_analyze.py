@@ -12,7 +12,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
-from pacekeeper.predictor.imbalance.what_if import replay_of
+from pacekeeper.predictor.imbalance.what_if import replayed
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
 from pacekeeper.predictor.recorded.trace import (
     Chunk,
@@ -20,6 +20,7 @@ from pacekeeper.predictor.recorded.trace import (
     OpType,
     Trace,
     Worker,
+    compute_of,
 )
 from support.synthetic_trace import Compute, Job, WorkTime, only_rows, step_times, timeline
 
@@ -102,7 +103,7 @@ def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
 
 
 def found_in(trace: Trace) -> tuple[Anomaly, ...]:
-    replay = replay_of(trace)
+    replay = replayed(trace)[0]
     return imbalances(trace, replay)
 
 
@@ -240,10 +241,12 @@ def test_numbers_of_ranks_and_half_of_the_steps_say_the_same() -> None:
     assert ops is not None
     whole = found_in(trace)
     new = np.random.default_rng(1).permutation(len(trace.workers))
+    moved_ops = replace(ops, rank=new[ops.rank])
     moved = replace(
         trace,
         workers=tuple(replace(w, rank=int(new[w.rank])) for w in trace.workers),
-        ops=replace(ops, rank=new[ops.rank]),
+        ops=moved_ops,
+        compute=compute_of(moved_ops),
     )
     for one, other in zip(whole, found_in(moved), strict=True):
         assert (one.kind, one.stage) == (other.kind, other.stage)

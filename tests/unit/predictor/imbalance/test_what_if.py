@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
 from pacekeeper.predictor.recorded.analyze import analyze
 from pacekeeper.predictor.recorded.anomalies import WhatIf
 from pacekeeper.predictor.recorded.trace import OpTable, OpType, Trace, Worker
@@ -13,7 +13,7 @@ from support.synthetic_trace import Compute, Job, only_rows, step_times, timelin
 
 
 def what_if(trace: Trace) -> WhatIf | None:
-    replay = replay_of(trace)
+    replay = replayed(trace)[0]
     return None if replay is None else what_if_of(replay)
 
 
@@ -76,7 +76,7 @@ def test_a_heavy_last_stage_is_found_by_stage() -> None:
 
 def test_the_ideal_is_the_mean_of_compute_and_the_median_of_transfers() -> None:
     trace = timeline(Job(steps=3, pp=1, micro_batches=(2, 2)), slow_rank)
-    replay = replay_of(trace)
+    replay = replayed(trace)[0]
     assert replay is not None
     assert replay.ideal_s[OpType.FORWARD] == pytest.approx(0.15)
     assert replay.ideal_s[OpType.GRADS_REDUCE_SCATTER] == pytest.approx(0.05)
@@ -86,7 +86,7 @@ def test_the_ideal_is_the_mean_of_compute_and_the_median_of_transfers() -> None:
     late = (ops.step == 1) & (ops.op == OpType.GRADS_REDUCE_SCATTER)
     after = (ops.step == 1) & np.isin(ops.op, (OpType.CLIP_GRADS, OpType.OPTIMIZER))
     slow = replace(ops, duration_s=ops.duration_s + late, start_s=ops.start_s + after)
-    mended = replay_of(replace(trace, ops=slow))
+    mended = replayed(replace(trace, ops=slow))[0]
     assert mended is not None
     assert mended.ideal_s[OpType.GRADS_REDUCE_SCATTER] == pytest.approx(0.05)
     assert [float(graph.duration_s(graph.own_s[:, None])[0]) for graph in mended.graphs][
@@ -192,7 +192,7 @@ def test_gradients_that_leave_while_backward_still_runs_are_replayed_so() -> Non
         for at, took_s in enumerate((long_s, 0.01)):
             values |= {"sequence": at, "start_s": ready_s + (1 + at) * 1e-6, "duration_s": took_s}
             more = with_row(more, **values)
-    replay = replay_of(more)
+    replay = replayed(more)[0]
     assert replay is not None and replay.notes == ()
     (graph,) = replay.graphs
     closing_s = job.embedding_s + job.scatter_s + job.clip_s + job.optimizer_s
@@ -207,7 +207,7 @@ def test_the_first_gradient_comes_no_sooner_than_the_last_but_one_forward_of_the
         return 5.0 if stage == 0 and compute in slow else 0.01
 
     job = Job(pp=2, chunks=2, micro_batches=(4,), steps=1, transfer_s=0.2)
-    replay = replay_of(timeline(job, slow_start))
+    replay = replayed(timeline(job, slow_start))[0]
     assert replay is not None
     (graph,) = replay.graphs
     assert graph.duration_s(graph.own_s[:, None])[0] == pytest.approx(

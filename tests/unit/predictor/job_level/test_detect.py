@@ -12,7 +12,6 @@ from pacekeeper.predictor.job_level.blocks import (
 )
 from pacekeeper.predictor.job_level.detect import (
     MIN_STEPS,
-    job_faults,
     judge_job,
     measured,
     min_sigmas,
@@ -38,7 +37,7 @@ def test_a_job_without_step_times_is_not_judged() -> None:
 
 def test_a_schedule_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="3 classes for 1000 steps"):
-        job_faults(job(FLAT_S), schedule=np.zeros(3, dtype=np.intp))
+        judge_job(job(FLAT_S), schedule=np.zeros(3, dtype=np.intp))
 
 
 def test_a_run_slower_throughout_is_told_and_not_accused() -> None:
@@ -50,20 +49,20 @@ def test_a_run_slower_throughout_is_told_and_not_accused() -> None:
 
 def test_a_hiccup_is_no_persistent_slowdown() -> None:
     pace_s = slowed(FLAT_S, 500, 500 + MIN_STEPS // 2, 1.5)
-    assert job_faults(job(pace_s), replicates=replicates()) == ()
+    assert judge_job(job(pace_s), replicates=replicates()).anomalies == ()
 
 
 def test_single_stalls_accuse_nobody() -> None:
     pace_s = FLAT_S.copy()
     pace_s[::25] *= 20.0
-    assert job_faults(job(pace_s), replicates=replicates()) == ()
-    assert job_faults(job(pace_s)) == ()
+    assert judge_job(job(pace_s), replicates=replicates()).anomalies == ()
+    assert judge_job(job(pace_s)).anomalies == ()
 
 
 def test_a_slow_replicate_does_not_hide_a_fault_nor_make_one() -> None:
     beside = [*replicates(2), job(slowed(FLAT_S, 300, 600, 1.3), seed=9)]
-    assert job_faults(job(FLAT_S), replicates=beside) == ()
-    (found,) = job_faults(job(slowed(FLAT_S, 400, 500, 1.1)), replicates=beside)
+    assert judge_job(job(FLAT_S), replicates=beside).anomalies == ()
+    (found,) = judge_job(job(slowed(FLAT_S, 400, 500, 1.1)), replicates=beside).anomalies
     assert abs(found.first_step - 400) <= 5
 
 
@@ -82,13 +81,13 @@ def test_a_pace_that_comes_again_is_work_where_nothing_is_known() -> None:
 
 def test_steps_in_any_order_or_told_twice_say_the_same() -> None:
     trace = job(slowed(FLAT_S, 400, 500, 1.1))
-    (told,) = job_faults(trace, replicates=replicates())
+    (told,) = judge_job(trace, replicates=replicates()).anomalies
     steps = trace.steps
     assert steps is not None
     mixed = np.concatenate([np.random.default_rng(0).permutation(steps.step.size), [3, 4]])
     for column in ("step", "duration_s", "tokens", "sum_len_squared"):
         object.__setattr__(steps, column, getattr(steps, column)[mixed])
-    (same,) = job_faults(trace, replicates=replicates())
+    (same,) = judge_job(trace, replicates=replicates()).anomalies
     assert same == told
 
 
@@ -97,7 +96,7 @@ def test_a_job_that_settles_is_told_and_not_accused() -> None:
     verdict = judge_job(trace, schedule=np.zeros(1000, dtype=np.intp))
     assert verdict.anomalies == ()
     assert "slower from the start to step" in verdict.notes[0]
-    (found,) = job_faults(trace, replicates=replicates())  # others did not have to settle
+    (found,) = judge_job(trace, replicates=replicates()).anomalies  # others did not have to settle
     assert found.first_step == 0
 
 
@@ -105,14 +104,16 @@ def test_a_pace_that_only_a_block_across_a_jump_has_excuses_nobody() -> None:
     """From 35 to 60 ms in the middle of a block, which as a whole has 47 ms."""
     pace_s = np.repeat([0.035, 0.060], (505, 495))
     beside = [job(pace_s, seed=1 + i) for i in range(3)]
-    (found,) = job_faults(job(slowed(pace_s, 380, 480, 1.357)), replicates=beside)
+    (found,) = judge_job(job(slowed(pace_s, 380, 480, 1.357)), replicates=beside).anomalies
     assert abs(found.first_step - 380) <= 5
 
 
 def test_what_noise_could_have_done_accuses_nobody() -> None:
     """Blocks with a sigma of 0.03, as much as the least slowdown worth a finding."""
     found = [
-        job_faults(job(FLAT_S, seed=seed, noise=0.1), schedule=np.zeros(1000, dtype=np.intp))
+        judge_job(
+            job(FLAT_S, seed=seed, noise=0.1), schedule=np.zeros(1000, dtype=np.intp)
+        ).anomalies
         for seed in range(60)
     ]
     assert sum(map(bool, found)) <= 1
@@ -129,7 +130,7 @@ def test_a_run_slow_for_most_of_its_steps_keeps_its_replicates() -> None:
 
 def test_replicates_that_share_no_step_with_each_other_are_compared_with_the_run() -> None:
     beside = [job(FLAT_S[:510], seed=1), later(job(FLAT_S[:500], seed=2), 500)]
-    (found,) = job_faults(job(slowed(FLAT_S, 400, 480, 1.1)), replicates=beside)
+    (found,) = judge_job(job(slowed(FLAT_S, 400, 480, 1.1)), replicates=beside).anomalies
     assert abs(found.first_step - 400) <= 5
 
 
@@ -141,7 +142,9 @@ def later(trace: Trace, by: int) -> Trace:
 @pytest.mark.parametrize("num", [1, 2])
 def test_few_replicates_tell_what_the_run_does_again_and_again(num: int) -> None:
     is_slow = (np.arange(1000) > 200) & (np.arange(1000) // 35 % 2 == 1)
-    (found,) = job_faults(job(FLAT_S * np.where(is_slow, 1.2, 1.0)), replicates=replicates(num))
+    (found,) = judge_job(
+        job(FLAT_S * np.where(is_slow, 1.2, 1.0)), replicates=replicates(num)
+    ).anomalies
     assert found.slowdown == pytest.approx(1.2, rel=0.03)
 
 
@@ -150,7 +153,7 @@ def test_the_size_of_a_slowdown_is_right_in_noise() -> None:
     sizes = []
     for seed in range(5):
         trace = job(slowed(FLAT_S, 400, 700, 1.3), seed=seed, noise=0.08)
-        (found,) = job_faults(trace, schedule=np.zeros(1000, dtype=np.intp))
+        (found,) = judge_job(trace, schedule=np.zeros(1000, dtype=np.intp)).anomalies
         sizes.append(found.slowdown)
     assert float(np.mean(sizes)) == pytest.approx(1.3, rel=0.012)
 
@@ -163,35 +166,35 @@ def test_a_coarse_clock_gets_larger_blocks_and_no_more_trust_than_it_has() -> No
     assert block_size(run, 1.0) == 100  # of the median, one second
     blocks = blocks_of(unknown(run, 1.0), 20, Knowledge.NOTHING)
     assert blocks.sigma >= 1.0 / 20 / float(np.median(run.duration_s))
-    assert job_faults(trace) == ()
+    assert judge_job(trace).anomalies == ()
 
 
 def test_a_work_class_of_few_steps_has_no_level_to_be_judged_by() -> None:
     schedule = np.repeat([0, 1, 2], (500, 60, 440))
     pace_s = slowed(FLAT_S, 520, 560, 1.2)
-    assert job_faults(job(pace_s), schedule=schedule) == ()
-    assert job_faults(job(pace_s), schedule=np.zeros(1000, dtype=np.intp)) != ()
+    assert judge_job(job(pace_s), schedule=schedule).anomalies == ()
+    assert judge_job(job(pace_s), schedule=np.zeros(1000, dtype=np.intp)).anomalies != ()
 
 
 def test_work_classes_may_alternate_from_step_to_step() -> None:
     random = np.random.default_rng(0)
     schedule = random.permuted(np.repeat([0, 1], (600, 400)))
     pace_s = np.array([0.03, 0.09])[schedule]
-    assert job_faults(job(pace_s), schedule=schedule) == ()
-    (found,) = job_faults(job(slowed(pace_s, 400, 500, 1.1)), schedule=schedule)
+    assert judge_job(job(pace_s), schedule=schedule).anomalies == ()
+    (found,) = judge_job(job(slowed(pace_s, 400, 500, 1.1)), schedule=schedule).anomalies
     assert abs(found.first_step - 400) <= 5
 
 
 def test_replicates_of_unlike_pace_and_length_make_no_edge_where_one_ends() -> None:
     beside = [job(FLAT_S[:700], seed=1), job(FLAT_S * 1.2, seed=2)]
     assert judge_job(job(FLAT_S), replicates=beside).notes == ()
-    assert job_faults(job(FLAT_S), replicates=beside) == ()
+    assert judge_job(job(FLAT_S), replicates=beside).anomalies == ()
 
 
 def test_steps_after_the_end_of_all_replicates_are_not_judged() -> None:
     pace_s = slowed(np.full(2000, 10.0), 1910, 2000, 1.5)
     beside = [job(np.full(1910, 10.0), seed=1 + i, resolution_s=10.0) for i in range(3)]
-    assert job_faults(job(pace_s, resolution_s=10.0), replicates=beside) == ()
+    assert judge_job(job(pace_s, resolution_s=10.0), replicates=beside).anomalies == ()
 
 
 def test_a_clock_as_coarse_as_a_fifth_of_a_step_shifts_no_level() -> None:
@@ -208,7 +211,7 @@ def test_a_fault_while_there_is_much_work_is_not_learnt_as_its_price() -> None:
     tokens[600:] += 500
     pace_s = slowed(0.02 + 1e-5 * tokens, 600, 1000, 1.3)
     trace = with_work(job(pace_s), tokens, np.full(1000, np.nan))
-    (found,) = job_faults(trace)
+    (found,) = judge_job(trace).anomalies
     assert found.slowdown == pytest.approx(1.3, rel=0.03)
 
 
@@ -229,7 +232,7 @@ def test_lengths_that_only_the_slow_steps_tell_do_not_explain_them() -> None:
     tokens = np.random.default_rng(0).uniform(1000, 3000, 1000)
     pace_s = slowed(0.02 + 1e-5 * tokens, 600, 1000, 1.3)
     squares = np.where(np.arange(1000) >= 600, 1e9, np.nan)
-    (found,) = job_faults(with_work(job(pace_s), tokens, squares))
+    (found,) = judge_job(with_work(job(pace_s), tokens, squares)).anomalies
     assert found.slowdown == pytest.approx(1.3, rel=0.02)
 
 
