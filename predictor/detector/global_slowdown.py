@@ -108,7 +108,8 @@ def update_global_slowdown(
     sigma = pace.sigma / limits.weight  # what repeats itself tells less
     series = charts.recent[:, 0]
     if pace.is_open:
-        return _looked_again(config, pace, series, sigma, doubt)
+        now, news = followed(config, series, slowdown=pace.slowdown, sigma=sigma, doubt=doubt)
+        return replace(pace, slowdown=now), news
     if suspicion < 1.0:
         return pace, NO_NEWS
     slowdown = measured(
@@ -125,17 +126,17 @@ def update_global_slowdown(
     return replace(pace, slowdown=slowdown.value, held_steps=0), GlobalSlowdownChange(found=found)
 
 
-def _looked_again(
-    config: DetectorConfig, pace: GlobalSlowdown, series: Array, sigma: float, doubt: float
-) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
-    """Close or update the open finding."""
-    told = pace.slowdown
-    if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
-        return replace(pace, slowdown=1.0), GlobalSlowdownChange(is_over=True)
-    now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
-    if now is None:
-        return pace, NO_NEWS
-    return replace(pace, slowdown=now), GlobalSlowdownChange(changed=now)
+def followed(
+    config: DetectorConfig, series: Array, *, slowdown: float, sigma: float, doubt: float
+) -> tuple[float, GlobalSlowdownChange]:
+    """Return the slowdown of an open finding now, 1.0 if it is over, and the change.
+
+    Arguments as in `is_over`; `series`: log ratios, newest last.
+    """
+    if is_over(config, series, slowdown=slowdown, sigma=sigma, doubt=doubt):
+        return 1.0, GlobalSlowdownChange(is_over=True)
+    now = changed(config, series, slowdown=slowdown, sigma=sigma, doubt=doubt)
+    return (slowdown, NO_NEWS) if now is None else (now, GlobalSlowdownChange(changed=now))
 
 
 def settled(

@@ -13,14 +13,14 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array, Positions
-from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.detect import MIN_SLOWDOWN
+from pacekeeper.predictor.job_level.step_time_model import KNOWN_SHARE, work_seconds
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind, TraceReport
 from pacekeeper.predictor.recorded.noise import noise_of
 from pacekeeper.predictor.recorded.residuals import Residuals, layouts_of
 from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
 from pacekeeper.predictor.recorded.shift_test import Shift
-from pacekeeper.predictor.recorded.trace import ComputeTable, StepTable, Trace
+from pacekeeper.predictor.recorded.trace import ComputeTable, Trace
 from pacekeeper.predictor.stats.robust import column_medians, ratio_interval
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong
@@ -105,19 +105,14 @@ def _paces(trace: Trace, table: ComputeTable, steps: Positions, slow: Collection
 def _expected(paces: _Paces) -> tuple[Array, bool]:
     """What the work of each step should take [steps], up to a factor, NaN where a step does not
     tell it; is the work told at all?"""
-    tokens, squares = (column_medians(work, axis=1) for work in (paces.tokens, paces.squares))
-    table = StepTable(
-        step=np.arange(len(paces.steps)),
-        duration_s=column_medians(paces.compute, axis=1),
-        tokens=tokens,
-        sum_len_squared=squares,
+    took_s, tokens, squares = (
+        column_medians(one, axis=1) for one in (paces.compute, paces.tokens, paces.squares)
     )
-    run = step_time_model.usable_steps(Trace(name="", source="", workers=(), steps=table))
-    told = run and step_time_model.with_tokens(run)
-    if told is None:
-        return np.ones(len(paces.steps)), False
-    expected = np.full(len(paces.steps), np.nan)
-    expected[told.step] = step_time_model.from_work(told, 0.0).expected_s
+    told = np.isfinite(took_s) & np.isfinite(tokens)
+    if told.mean() < KNOWN_SHARE:
+        return np.ones(len(took_s)), False
+    expected = np.full(len(took_s), np.nan)
+    expected[told], _ = work_seconds(took_s[told], tokens[told], squares[told])
     return expected, True
 
 
@@ -142,19 +137,8 @@ def _of_stages(paces: _Paces, whole: Array, false_alarms: float) -> list[tuple[i
 def _jumps(series: Array, false_alarms: float) -> list[Shift]:
     """Stretches above what came before [steps], the strongest first."""
     left, found = series.copy(), list[Shift]()
-    num_steps = len(series)
     for _ in range(MOST_JUMPS):
-        column = (left - np.nanmedian(left))[:, None]
-        residuals = Residuals(
-            columns=np.zeros(0, dtype=np.intp),
-            chunk=None,
-            step_of=np.arange(num_steps),
-            samples=column,
-            by_step=column,
-            counts=np.isfinite(column).astype(np.float64),
-            errors=np.zeros((num_steps, 1)),
-            shared=np.zeros((num_steps, 1)),
-        )
+        residuals = Residuals.of_steps((left - np.nanmedian(left))[:, None])
         shifts = strongest_shifts(
             residuals,
             noise_of(residuals, np.zeros(1, dtype=np.intp)),

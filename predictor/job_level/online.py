@@ -24,8 +24,8 @@ from pacekeeper.predictor.detector.global_slowdown import (
     NO_NEWS,
     NOBODY,
     GlobalSlowdownChange,
+    followed,
 )
-from pacekeeper.predictor.detector.slowdown import changed, is_over
 from pacekeeper.predictor.detector.thresholds import Thresholds
 from pacekeeper.predictor.job_level import step_time_model
 from pacekeeper.predictor.job_level.block_charts import (
@@ -217,7 +217,12 @@ def _charted(
         sensitivity=Sensitivity(slowdown=exp(level), steps=SIGHT_STEPS + LOOK_STEPS),
     )
     if pace.is_open:
-        return _looked_again(pace, config, sigma, doubt)
+        known = charts.recent[np.isfinite(charts.recent[:, 0]), 0]
+        slowdown, news = followed(config, known, slowdown=pace.slowdown, sigma=sigma, doubt=doubt)
+        rows = pace.rows
+        if not news.is_over:
+            rows = _suspected_from(rows, len(rows) - BLOCK_STEPS)
+        return replace(pace, rows=rows, slowdown=slowdown), news
     if suspicion >= 1.0 and np.isfinite(blocks[-1]):
         return _opened(pace, limits, health, ratio - health.log_ratio[0])
     if 0 < pace.held_looks <= HELD_STEPS:
@@ -302,21 +307,6 @@ def _opened(
     )
     pace = replace(pace, rows=_suspected_from(rows, first), charts=charts, slowdown=slowdown)
     return pace, GlobalSlowdownChange(found=found)
-
-
-def _looked_again(
-    pace: JobLevelState, config: DetectorConfig, sigma: float, doubt: float
-) -> tuple[JobLevelState, GlobalSlowdownChange]:
-    """The open finding: is it over, is it another one now?"""
-    blocks = pace.charts.recent[:, 0]
-    blocks = blocks[np.isfinite(blocks)]
-    if is_over(config, blocks, slowdown=pace.slowdown, sigma=sigma, doubt=doubt):
-        return replace(pace, slowdown=1.0), GlobalSlowdownChange(is_over=True)
-    pace = replace(pace, rows=_suspected_from(pace.rows, len(pace.rows) - BLOCK_STEPS))
-    now = changed(config, blocks, slowdown=pace.slowdown, sigma=sigma, doubt=doubt)
-    if now is None:
-        return pace, NO_NEWS
-    return replace(pace, slowdown=now), GlobalSlowdownChange(changed=now)
 
 
 def _trace_of(rows: Array) -> Trace:

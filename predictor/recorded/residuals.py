@@ -87,6 +87,20 @@ class Residuals:
     errors: Array
     shared: Array
 
+    @classmethod
+    def of_steps(cls, by_step: Array) -> "Residuals":
+        """Residuals [steps, ranks] of sums of steps, of which nothing is shared."""
+        return cls(
+            columns=np.zeros(0, dtype=np.intp),
+            chunk=None,
+            step_of=np.arange(len(by_step)),
+            samples=by_step,
+            by_step=by_step,
+            counts=np.isfinite(by_step).astype(np.float64),
+            errors=np.zeros_like(by_step),
+            shared=np.zeros_like(by_step),
+        )
+
     def within(self, first: int, end: int, stage: Positions) -> "Residuals":
         """Return the residuals of the steps from position `first` to `end` (exclusive) only.
 

@@ -96,11 +96,7 @@ def of_one_stage(seed: int, rise: float, *, alike: bool) -> Residuals:
     by_step = 0.004 * rng.standard_normal((steps, 12))
     by_step[:, :group] = 0.01 * rng.standard_normal((steps, 1 if alike else group))
     by_step[steps // 2 :, :group] += rise
-    nothing = np.zeros_like(by_step)
-    return Residuals(
-        columns=np.zeros(0, dtype=np.intp), chunk=None, step_of=np.arange(steps), samples=by_step,
-        by_step=by_step, counts=nothing + 1.0, errors=nothing, shared=nothing,
-    )  # fmt: skip
+    return Residuals.of_steps(by_step)
 
 
 def test_ranks_of_a_group_that_move_as_one_count_as_one() -> None:

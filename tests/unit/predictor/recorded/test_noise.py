@@ -23,20 +23,6 @@ from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
 MIDDLE = 0.6745  # half of normal values are within so many sigma
 
 
-def residuals(by_step: Array) -> Residuals:
-    num_steps, num_ranks = by_step.shape
-    return Residuals(
-        columns=np.arange(num_ranks),
-        chunk=None,
-        step_of=np.arange(num_steps),
-        samples=by_step,
-        by_step=by_step,
-        counts=np.ones_like(by_step),
-        errors=np.zeros_like(by_step),
-        shared=np.zeros_like(by_step),
-    )
-
-
 def test_ranks_that_stay_where_chance_brings_them_need_what_theory_asks_for() -> None:
     rng = np.random.default_rng(0)
     assert needed_strength(np.sqrt(rng.gumbel(0.1, 0.04, 64).clip(0.0)), 0.01) == 1.0
@@ -70,10 +56,12 @@ def test_efficiencies_are_those_of_a_scale_by_one_quantile_of_normal_values() ->
 
 def test_the_own_noise_of_a_rank_counts_for_what_its_steps_can_tell() -> None:
     by_step = 0.01 * np.random.default_rng(3).standard_normal((41, 64))
-    common = float(np.median(noise_of(residuals(by_step), np.zeros(64, dtype=np.intp)).fast))
+    common = float(
+        np.median(noise_of(Residuals.of_steps(by_step), np.zeros(64, dtype=np.intp)).fast)
+    )
     # Every change of rank 5 is as large as the next: whatever quantile is asked, its noise is 0.05.
     by_step[:, 5] = 0.05 * np.sqrt(2.0) * MIDDLE * np.arange(41)
-    noise = noise_of(residuals(by_step), np.zeros(64, dtype=np.intp))
+    noise = noise_of(Residuals.of_steps(by_step), np.zeros(64, dtype=np.intp))
     weight = 40 * QUARTILE_EFFICIENCY / (8.0 + 40 * QUARTILE_EFFICIENCY)
     expected = np.sqrt((1.0 - weight) * common**2 + weight * 0.05**2)
     assert noise.fast[5] == pytest.approx(expected, rel=0.05)
@@ -82,7 +70,7 @@ def test_the_own_noise_of_a_rank_counts_for_what_its_steps_can_tell() -> None:
 
 def test_no_clock_is_better_than_the_least_noise() -> None:
     by_step = 1e-5 * np.random.default_rng(4).standard_normal((20, 8))
-    noise = noise_of(residuals(by_step), np.zeros(8, dtype=np.intp))
+    noise = noise_of(Residuals.of_steps(by_step), np.zeros(8, dtype=np.intp))
     assert (noise.fast == LEAST_NOISE).all()
     assert (noise.measured < 1e-4).all()
 
@@ -93,7 +81,7 @@ def test_wander_told_by_few_means_counts_for_little() -> None:
     weight = 5 * MEDIAN_EFFICIENCY / (8.0 + 5 * MEDIAN_EFFICIENCY)
     own = MOST_OWN * LEAST_WANDER
     expected = np.sqrt(weight * own**2 - LEAST_NOISE**2 / 4)
-    wander = noise_of(residuals(by_step), np.zeros(64, dtype=np.intp)).wander
+    wander = noise_of(Residuals.of_steps(by_step), np.zeros(64, dtype=np.intp)).wander
     assert wander[5] == pytest.approx(expected, rel=1e-6)
 
 
@@ -108,7 +96,7 @@ def test_among_ranks_with_bouts_of_noise_a_little_more_of_it_is_no_fault() -> No
     def named(by_step: Array) -> list[int]:
         by_step = by_step.copy()
         by_step[50:55, 5] = quiet[50:55, 5] + 0.0165
-        every = residuals(by_step)
+        every = Residuals.of_steps(by_step)
         noise = noise_of(every, np.zeros(64, dtype=np.intp))
         found = strongest_shifts(every, noise, false_alarms=0.01, min_slowdown=1.0)
         return [shift.rank for shift in found]
