@@ -1,7 +1,7 @@
 """Expected time of each step of a whole job, from what is known of its work. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from pacekeeper.predictor.stats.change_points import (
     common_lasting_noise,
     without_spikes,
 )
+from pacekeeper.predictor.stats.robust import column_medians
 
 WORK_PASSES = 20  # of the reweighted fit
 KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for the run
@@ -76,13 +77,7 @@ def with_tokens(run: UsableSteps) -> UsableSteps | None:
 
 def unknown(run: UsableSteps, resolution_s: float) -> StepTimes:
     """Nothing known: all steps are expected to take one second, which judges levels only."""
-    return StepTimes(
-        step=run.step,
-        observed_s=run.duration_s,
-        expected_s=np.ones(run.step.size),
-        work_class=np.zeros(run.step.size, dtype=np.intp),
-        resolution_s=resolution_s,
-    )
+    return _beside(run, np.ones(run.step.size), resolution_s)
 
 
 def from_schedule(run: UsableSteps, schedule: Positions, resolution_s: float) -> StepTimes:
@@ -96,25 +91,13 @@ def from_schedule(run: UsableSteps, schedule: Positions, resolution_s: float) ->
         among = schedule == work_class
         own = run.raw_s[among]
         expected[among] = without_spikes(own, resolution=resolution_s).mean()
-    return StepTimes(
-        step=run.step,
-        observed_s=_beside(run, expected, resolution_s),
-        expected_s=expected,
-        work_class=schedule.astype(np.intp),
-        resolution_s=resolution_s,
-    )
+    return replace(_beside(run, expected, resolution_s), work_class=schedule.astype(np.intp))
 
 
 def from_work(run: UsableSteps, resolution_s: float) -> StepTimes:
     """By the tokens and squared lengths of each step; all of them tell their tokens."""
     expected, _ = work_seconds(run.raw_s, run.tokens, run.sum_len_squared)
-    return StepTimes(
-        step=run.step,
-        observed_s=_beside(run, expected, resolution_s),
-        expected_s=expected,
-        work_class=np.zeros(run.step.size, dtype=np.intp),
-        resolution_s=resolution_s,
-    )
+    return _beside(run, expected, resolution_s)
 
 
 def work_seconds(
@@ -150,9 +133,16 @@ def work_seconds(
     return expected, variance
 
 
-def _beside(run: UsableSteps, expected_s: Array, resolution_s: float) -> Array:
-    """Observed times without spikes, where a spike is told from work that differs by the step."""
-    return expected_s * without_spikes(run.raw_s / expected_s, resolution=resolution_s / expected_s)
+def _beside(run: UsableSteps, expected_s: Array, resolution_s: float) -> StepTimes:
+    """Times of steps of one class, without spikes, told from work that differs by the step."""
+    over = without_spikes(run.raw_s / expected_s, resolution=resolution_s / expected_s)
+    return StepTimes(
+        step=run.step,
+        observed_s=expected_s * over,
+        expected_s=expected_s,
+        work_class=np.zeros(run.step.size, dtype=np.intp),
+        resolution_s=resolution_s,
+    )
 
 
 def from_replicates(
@@ -178,8 +168,8 @@ def from_replicates(
     own = block_means(observed, size)
     factors = np.array([factor(own, row) for row in means])
     usable = np.isfinite(factors)
-    by_block = _median(means[usable] * factors[usable, None])
-    by_step = _median(others[usable] * factors[usable, None])
+    by_block = column_medians(means[usable] * factors[usable, None])
+    by_step = column_medians(others[usable] * factors[usable, None])
     # One value per block keeps the mean right, one per step keeps an edge of the schedule sharp.
     block = np.minimum(np.arange(step.size) // size, by_block.size - 1)
     expected = by_step * (by_block / block_means(by_step, size))[block]
@@ -201,7 +191,7 @@ def _wander(others: Array) -> float | None:
     """
     if len(others) < 2:
         return None
-    rest = [_median(np.delete(others, at, axis=0)) for at in range(len(others))]
+    rest = [column_medians(np.delete(others, at, axis=0)) for at in range(len(others))]
     return common_lasting_noise(others - np.stack(rest))
 
 
@@ -211,14 +201,3 @@ def factor(own: Array, other: Array) -> float:
     if not both.any():
         return float("nan")
     return float(np.exp(np.median(np.log(own[both] / other[both]))))
-
-
-def _median(rows: Array) -> Array:
-    """The median of each column over the rows that know it; NaN where none does."""
-    known = np.isfinite(rows)
-    ordered = np.sort(np.where(known, rows, np.inf), axis=0)
-    count = known.sum(axis=0)
-    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0)[None], axis=0)[0]
-    high = np.take_along_axis(ordered, np.minimum(count // 2, len(rows) - 1)[None], axis=0)[0]
-    middle: Array = np.where(count > 0, 0.5 * (low + high), np.nan)
-    return middle
