@@ -115,3 +115,99 @@ def test_a_segment_that_begins_soon_reads_no_clock_of_the_kernel(
     spend(SHORT_S / 4, SHORT_S / 4)
     done = clock.end()
     assert done is not None and done.cpu_s == 0.0
+
+
+class Machine:
+    """A thread's clocks and run queue, of which a test says how its time is spent."""
+
+    def __init__(self, statistics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.cpu_s, self.queue_s = 10.0, 1.0, 0.5
+        self.num_looks = 0
+        self._statistics = statistics
+        self.spend()
+        monkeypatch.setattr(compute_timers, "SCHEDSTAT", str(statistics))
+        monkeypatch.setattr(compute_timers, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(compute_timers, "thread_time", lambda: self.cpu_s)
+        monkeypatch.setattr("os.pread", self._pread)
+
+    def spend(self, *, cpu_s: float = 0.0, queue_s: float = 0.0, asleep_s: float = 0.0) -> None:
+        self.now_s += cpu_s + queue_s + asleep_s
+        self.cpu_s += cpu_s
+        self.queue_s += queue_s
+        self._statistics.write_text(f"1000 {round(self.queue_s * 1e9)} 1")
+
+    def _pread(self, descriptor: int, size: int, offset: int) -> bytes:
+        self.num_looks += 1
+        return self._statistics.read_bytes()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path / "schedstat", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("gap", "num_looks"),
+    [
+        ({"cpu_s": SHORT_S / 2}, 1),
+        ({"cpu_s": 0.5}, 1),  # a loss outside of the model
+        ({"cpu_s": 0.5, "queue_s": 0.25}, 2),
+        ({"asleep_s": 60.0}, 2),
+        ({"asleep_s": 60.0, "queue_s": 0.25}, 2),
+    ],
+)
+def test_what_lies_between_two_segments_is_not_counted(
+    machine: Machine, gap: dict[str, float], num_looks: int
+) -> None:
+    clock = CpuClock()
+    clock.begin()
+    before = machine.num_looks
+    machine.spend(cpu_s=1.0, queue_s=0.375)
+    aside = clock.suspend()
+    machine.spend(**gap)
+    clock.resume_suspended(aside)
+    machine.spend(cpu_s=2.0, queue_s=0.125, asleep_s=0.0625)
+    done = clock.time_of(clock.suspend(is_over=True))
+    assert done is not None
+    assert done.cpu_s == pytest.approx(3.0)
+    assert done.run_queue_s == pytest.approx(0.5)
+    assert done.stall_s == pytest.approx(0.0625)
+    assert done.ended_mono_s == machine.now_s
+    assert machine.num_looks - before == num_looks
+
+
+def test_micro_batches_in_turn_each_have_their_own_waits(machine: Machine) -> None:
+    clock = CpuClock()
+    asides = []
+    for queue_s in (0.25, 0.5):
+        clock.begin()
+        machine.spend(cpu_s=1.0, queue_s=queue_s)
+        asides.append(clock.suspend())
+    for aside in asides:
+        clock.resume_suspended(aside)
+        machine.spend(cpu_s=2.0)
+        done = clock.time_of(clock.suspend(is_over=True))
+        assert done is not None and done.cpu_s == pytest.approx(3.0)
+        assert done.run_queue_s == pytest.approx(0.25 if aside is asides[0] else 0.5)
+
+
+def test_a_micro_batch_that_is_not_resumed_has_its_waits(machine: Machine) -> None:
+    clock = CpuClock()
+    clock.begin()
+    machine.spend(cpu_s=1.0, queue_s=0.25, asleep_s=0.125)
+    done = clock.time_of(clock.suspend())
+    assert done is not None
+    assert (done.run_queue_s, done.stall_s) == pytest.approx((0.25, 0.125))
+
+
+def test_each_segment_is_burnt_once(machine: Machine) -> None:
+    burnt: list[float] = []
+    clock = CpuClock(burn=burnt.append)
+    clock.begin()
+    machine.spend(cpu_s=1.0)
+    aside = clock.suspend()
+    machine.spend(cpu_s=0.5)
+    clock.resume_suspended(aside)
+    machine.spend(cpu_s=2.0)
+    clock.suspend(is_over=True)
+    assert burnt == pytest.approx([1.0, 2.0])
