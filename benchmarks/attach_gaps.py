@@ -10,8 +10,8 @@ comes from rounds drawn again with replacement, since micro-batches of one round
 Hooks around the forward pass and at both ends of the backward pass that only read two clocks take
 their turn, too.
 
-One size computes as little as the small one, but its passes write more memory than caches hold:
-what its hooks cost more than the small one's is not due to the length of what was computed.
+One size computes as little as the small one, but its passes write more memory than caches hold: it
+tells what hooks cost in cold caches.
 """
 
 import random
