@@ -172,7 +172,7 @@ class PostgresDatabase:
         Raises:
             VersionError: The tables have another version.
             FencedError: Another controller leads.
-            HostError: The database's encoding is not UTF-8.
+            HostError: The database's encoding is not UTF-8, or a copy of these tables exists.
             sqlalchemy.exc.DBAPIError, psycopg.Error: The server does not answer, or refuses.
         """
         with self._connected() as connection, connection.begin():
@@ -208,8 +208,16 @@ class PostgresDatabase:
                 )
 
     def _take_over(self, connection: sa.Connection, version: int) -> None:
-        """Copy all tables into another schema of the database, then migrate them."""
+        """Copy all tables into another schema of the database, then migrate them.
+
+        Raises HostError if that schema exists.
+        """
         kept = f"pacekeeper_schema_{version}"
+        if connection.exec_driver_sql(f"SELECT to_regnamespace('{kept}')").scalar() is not None:
+            raise HostError(
+                f"store {self.name} has a schema {kept}, the copy of an earlier migration",
+                remedy=f"rename it, or DROP SCHEMA {kept} CASCADE if nobody needs it",
+            )
         found = connection.exec_driver_sql(
             "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = current_schema()"
         )

@@ -204,6 +204,16 @@ def test_a_leader_migrates_an_older_database_and_keeps_a_copy(older: str) -> Non
     migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))  # has nothing more to do
 
 
+def test_the_copy_of_an_earlier_migration_is_not_touched(older: str) -> None:
+    execute_sql(older, "CREATE SCHEMA pacekeeper_schema_15")
+    with pytest.raises(HostError, match="a schema pacekeeper_schema_15") as refused:
+        migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+    assert "rename it" in str(refused.value.remedy)
+    assert execute_sql(older, "SELECT version FROM pacekeeper_schema") == [(15,)]
+    execute_sql(older, "ALTER SCHEMA pacekeeper_schema_15 RENAME TO kept")
+    migrate(older, Fence(term=1, run_id="a", limit_s=LIMIT_S))
+
+
 @pytest.mark.parametrize(
     ("is_older", "limit_s"), [(True, MIGRATE_WITHIN_S), (False, OPEN_WITHIN_S)]
 )
