@@ -249,6 +249,20 @@ def test_rows_lost_at_random_hide_neither_work_nor_a_slow_rank() -> None:
         assert [t.rank for t in rank_faults(slowed(partial, 3, 1.08, first=12))] == [3]
 
 
+@pytest.mark.parametrize("num_dp", [2, 4, 6])
+def test_a_rank_that_tells_few_steps_is_not_slow_where_all_others_recover(num_dp: int) -> None:
+    for seed in range(8):
+        trace = pipeline(seed=seed, num_dp=num_dp, num_stages=1, num_steps=40, documents=0.002)
+        table = table_of(trace := summed(trace))
+        were_slow = (table.rank > 0) & (table.step < FIRST_STEP + 20)
+        table = table_of(timed(trace, np.where(were_slow, 1.3, 1.0)))
+        is_lost = np.random.default_rng(seed).random(len(table.step)) < 0.8
+        kept = (table.rank > 0) | ~is_lost
+        rows = {name: getattr(table, name)[kept] for name in ComputeTable.__slots__}
+        found = rank_faults(replace(trace, compute=ComputeTable(**rows)))
+        assert 0 not in {anomaly.rank for anomaly in found}
+
+
 def test_a_short_trace_of_steady_ranks_is_in_no_doubt_of_its_noise() -> None:
     trace = pipeline(num_dp=1, num_stages=2, num_steps=6, noise=1e-5, documents=1e-6)
     found = rank_faults(slowed(summed(trace), 1, 1.012, first=3))
