@@ -14,9 +14,9 @@ import numpy as np
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.recorded.trace import ComputeTable, Trace
 from pacekeeper.predictor.stats.group_ids import grouped
-from pacekeeper.predictor.stats.peers import relative_to_peers
+from pacekeeper.predictor.stats.peers import medians_without_one
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, column_medians, robust_scale
-from pacekeeper.predictor.stats.robust_regression import work_slopes
+from pacekeeper.predictor.stats.robust_regression import shared_slope, work_slopes
 
 KNOWN_SHARE = 0.5  # of a role's rows: a regressor that is known for fewer is not used
 LEAST_EXPLAINED = 0.05  # of the typical time: lower bound of the expected time
@@ -342,10 +342,17 @@ def _step_means(times: TraceTimes, samples: Array) -> tuple[Array, Array, Array]
 
 
 def _common_by_stage(times: TraceTimes, by_step: Array) -> Array:
-    """Common part of each stage [steps, ranks]: what `relative_to_peers` subtracts from changes."""
+    """Common part of each stage [steps, ranks]: slope x median of the rank's peers."""
     shared = np.zeros_like(by_step)
     for stage in np.unique(times.stage):
         members = np.flatnonzero(times.stage == stage)
-        own = by_step[:, members] - column_medians(by_step[:, members])
-        shared[:, members] = np.nan_to_num(own - relative_to_peers(own))
+        if len(members) < 2:
+            continue
+        levels = column_medians(by_step[:, members])
+        own = by_step[:, members] - levels
+        peers = medians_without_one(own)
+        target, column = np.diff(own, axis=0).reshape(-1), np.diff(peers, axis=0).reshape(-1)
+        kept = np.isfinite(target) & np.isfinite(column)
+        slope = shared_slope(column[kept], target[kept])
+        shared[:, members] = slope * np.nan_to_num(peers)
     return shared

@@ -25,13 +25,24 @@ def work_slopes(columns: Array, target: Array) -> Array:
         target: [rows].
     """
     sigmas = MAD_TO_SIGMA * column_medians(np.abs(columns))
-    around_0 = np.sqrt((columns**2).sum(axis=0) / max(len(columns), 1))
-    scale = np.where(sigmas > NO_SPREAD, sigmas, around_0)
+    scale = np.where(sigmas > NO_SPREAD, sigmas, _root_mean_square(columns))
     furthest = (np.abs(columns) / np.maximum(scale, NO_SPREAD)).max(axis=1, initial=0.0)
     near = np.minimum(1.0, (FAR / np.maximum(furthest, FAR)) ** 2)
     rest = np.abs(target - columns @ _huber(columns, target, scale, near))
     agree = rest <= GROSS * max(robust_scale(rest), NO_SPREAD)
     return _huber(columns[agree], target[agree], scale, np.ones(int(agree.sum())))
+
+
+def shared_slope(peers: Array, own: Array) -> float:
+    """Fraction, 0 to 1, of the peers' changes that a rank shares; large common changes weigh most.
+
+    Args:
+        peers: [rows] changes of the peers' median.
+        own: [rows] changes of the rank.
+    """
+    column = peers[:, None]
+    slope = _huber(column, own, _root_mean_square(column), np.ones(len(column)))[0]
+    return float(np.clip(slope, 0.0, 1.0))
 
 
 def _huber(columns: Array, target: Array, scale: Array, trusted: Array) -> Array:
@@ -54,3 +65,8 @@ def _huber(columns: Array, target: Array, scale: Array, trusted: Array) -> Array
         weights = trusted * np.minimum(1.0, HUBER_K * spread / np.maximum(rest, 1e-12))
     per_unit: Array = slopes / scale
     return per_unit
+
+
+def _root_mean_square(columns: Array) -> Array:
+    scale: Array = np.sqrt((columns**2).sum(axis=0) / max(len(columns), 1))
+    return scale

@@ -79,7 +79,7 @@ def test_ranks_that_lose_more_and_more_are_no_group() -> None:
 def test_ranks_whose_work_wanders_together_are_no_group() -> None:
     """Ranks that share experts or a data loader: what four of them share comes and goes."""
     found = 0
-    for seed in range(60):
+    for seed in range(10):
         trace = summed(pipeline(seed=seed, num_dp=12, num_stages=1, num_steps=40, documents=0.02))
         rng, table = np.random.default_rng(seed), table_of(trace)
         wander = np.zeros((40, 3))
@@ -87,7 +87,7 @@ def test_ranks_whose_work_wanders_together_are_no_group() -> None:
             wander[step] = 0.9 * wander[step - 1] + 0.03 * rng.standard_normal(3)
         shared = np.exp(wander[table.step - FIRST_STEP, table.rank // 4])
         found += bool(rank_faults(timed(trace, shared)))
-    assert found <= 3  # FALSE_ALARMS asks for one in a hundred
+    assert found <= 1
 
 
 def of_one_stage(seed: int, rise: float, *, alike: bool) -> Residuals:

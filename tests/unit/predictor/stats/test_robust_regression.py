@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.stats.robust_regression import work_slopes
+from pacekeeper.predictor.stats.robust_regression import shared_slope, work_slopes
 from support.examples import seeds
 
 NUM = 4000
@@ -61,3 +61,14 @@ def test_what_tells_nothing_has_no_slope() -> None:
     nothing, noise = np.zeros((NUM, 1)), random.normal(0.0, 1.0, NUM)
     assert work_slopes(nothing, noise).tolist() == [0.0]
     assert work_slopes(np.zeros((0, 2)), np.zeros(0)).tolist() == [0.0, 0.0]
+    assert shared_slope(np.zeros(0), np.zeros(0)) == 0.0
+
+
+def test_one_jump_of_all_is_shared() -> None:
+    """As where most of a stage slows at once: no hiccup, whoever goes with it shares it."""
+    random = np.random.default_rng(0)
+    peers, own = random.normal(0.0, 0.003, (2, 30))
+    peers[10] += 0.3
+    own[10] += 0.3
+    assert shared_slope(peers, own) > 0.9
+    assert shared_slope(-peers, own) == 0.0
