@@ -25,7 +25,7 @@ class ScriptedClock:
     def resume(self) -> None:
         self._since_s = self.now_s
 
-    def suspend(self, is_over: bool = False) -> float:
+    def suspend(self) -> float:
         self.pause()
         return self._spent_s
 

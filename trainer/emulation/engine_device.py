@@ -180,7 +180,7 @@ class EngineDevice(WallClock):
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
 
-    def suspend(self, is_over: bool = False) -> Any:
+    def suspend(self) -> Any:
         return WallClock.suspend(self), self._factor
 
     def resume_suspended(self, aside: Any) -> None:

@@ -5,7 +5,6 @@ return a `ComputeTime`; the attachment states which one a rank uses.
 """
 
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -75,8 +74,8 @@ class LateClock(Protocol):
 class PipelineClock(SegmentClock, Protocol):
     """A clock shared by several open micro-batches in turn, as in a pipeline stage."""
 
-    def suspend(self, is_over: bool = False) -> Any:
-        """Suspend the open micro-batch; return its state. `is_over`: it is not resumed."""
+    def suspend(self) -> Any:
+        """Suspend the open micro-batch; return its state."""
 
     def resume_suspended(self, aside: Any) -> None:
         """Resume a suspended micro-batch; time spent meanwhile is not counted."""
@@ -106,7 +105,7 @@ class WallClock:
         self._began_s = time.perf_counter()
         self._wait_s += self._began_s - self._paused_s
 
-    def suspend(self, is_over: bool = False) -> Any:
+    def suspend(self) -> Any:
         self.pause()
         return self._compute_s, self._wait_s, monotonic()
 
@@ -124,9 +123,8 @@ class WallClock:
         return _made(ComputeTime, (compute_s, None, None, None, self._wait_s, monotonic(), 0, ()))
 
 
-_Look = bytes | None  # the kernel's statistics of the thread, as read; None: there are none
-# Wall time, CPU time, and the looks at the run queue before and after a segment.
-_CpuSegment = tuple[float, float, _Look, _Look]
+_Times = tuple[float, float, float | None]
+_NEVER: _Times = (-math.inf, 0.0, None)
 
 
 @dataclass(slots=True)
@@ -138,9 +136,7 @@ class CpuClock:
     run-queue statistics, `run_queue_s` and `stall_s` are None. A segment that begins less than
     SHORT_S after the previous one costs no system call: the thread is taken to have computed since.
     The statistics are read only after the thread has been off the CPU for IDLE_S: it has waited
-    there for no longer. At a suspension they are not read: if the thread computes until the
-    micro-batch is resumed, both are one segment. If not, they are read then, and waits there since
-    the segment began are taken for the segment's as far as it was off the CPU.
+    there for no longer.
 
     Args:
         burn: Called with the CPU seconds of each segment just before it ends (fault injection).
@@ -148,16 +144,12 @@ class CpuClock:
 
     burn: Callable[[float], None] | None = None
     _schedstat: int = field(default=-1)
-    _segments: list[_CpuSegment] = field(default_factory=list)  # of the open micro-batch
-    _unread: list[_CpuSegment] | None = None  # whose last segment was suspended without a look
+    _segments: list[tuple[_Times, _Times]] = field(default_factory=list)  # of the open micro-batch
+    _began: _Times = _NEVER  # of the open segment
+    _ended: _Times = _NEVER  # of the last one
     _wait_s: float = 0.0
-    _began_s: float = 0.0  # of the newest segment, as are the next
-    _began_cpu_s: float = 0.0
-    _before: _Look = None
-    _ended_s: float = -math.inf  # of the last one that ended
-    _ended_cpu_s: float = 0.0
     _idle_s: float = -1.0  # wall - CPU at the last look at the run queue
-    _look: _Look = None
+    _queue_s: float | None = None  # what it showed
 
     def __post_init__(self) -> None:
         with contextlib.suppress(OSError):
@@ -165,104 +157,66 @@ class CpuClock:
 
     def begin(self) -> None:
         self._segments, self._wait_s = [], 0.0
-        self._start(SHORT_S)
+        self._began = self._read_soon()
 
     def pause(self) -> None:
-        self.suspend(is_over=True)
+        self.suspend()
 
     def resume(self) -> None:
-        ended_s = self._ended_s
-        self._start(-1.0)
-        self._wait_s += self._began_s - ended_s
+        self._began = self._read()
+        self._wait_s += self._began[0] - self._ended[0]
 
-    def suspend(self, is_over: bool = False) -> Any:
+    def suspend(self) -> Any:
         if self.burn is not None:
-            self.burn(thread_time() - self._began_cpu_s)
-        now_s, cpu_s = monotonic(), thread_time()
-        if is_over:
-            self._look_after(now_s - cpu_s, now_s - self._ended_s)
-        else:
-            self._unread = self._segments
-        self._segments.append(
-            (now_s - self._began_s, cpu_s - self._began_cpu_s, self._before, self._look)
-        )
-        self._ended_s, self._ended_cpu_s = now_s, cpu_s
-        return self._segments, self._wait_s, now_s
+            self.burn(thread_time() - self._began[1])
+        ended = self._ended = self._read()
+        self._segments.append((self._began, ended))
+        return self._segments, self._wait_s
 
     def resume_suspended(self, aside: Any) -> None:
-        self._segments, self._wait_s, _ = aside
-        self._start(SHORT_S)
+        self._segments, self._wait_s = aside
+        self._began = self._read_soon()
 
     def time_of(self, aside: Any) -> ComputeTime | None:
-        segments, wait_s, ended_s = aside
-        if self._unread is segments:
-            self._look_after(self._ended_s - self._ended_cpu_s, 0.0)
-        total_s = cpu_s = 0.0
+        segments, wait_s = aside
+        wall_s = cpu_s = 0.0
         queue_s: float | None = 0.0
-        for wall_s, on_cpu_s, before, after in segments:
-            total_s += wall_s
-            on_cpu_s = max(0.0, on_cpu_s)  # less than 0: it slept in a short gap
-            cpu_s += on_cpu_s
-            before_s, after_s = _waited_s(before), _waited_s(after)
-            if queue_s is None or before_s is None or after_s is None:
-                queue_s = None
-            else:
-                queue_s += min(after_s - before_s, max(0.0, wall_s - on_cpu_s))
-        stall_s = None if queue_s is None else max(0.0, total_s - cpu_s - queue_s)
-        compute_s = cpu_s + (stall_s or 0.0)
+        for began, ended in segments:
+            wall_s += ended[0] - began[0]
+            cpu_s += max(0.0, ended[1] - began[1])  # less than 0: it slept in a short gap
+            if queue_s is not None:
+                known = began[2] is not None and ended[2] is not None
+                queue_s = queue_s + ended[2] - began[2] if known else None
+        stall_s = None if queue_s is None else max(0.0, wall_s - cpu_s - queue_s)
+        compute_s, ended_s = cpu_s + (stall_s or 0.0), segments[-1][1][0]
         return _made(ComputeTime, (compute_s, cpu_s, queue_s, stall_s, wait_s, ended_s, 0, ()))
 
     def end(self) -> ComputeTime | None:
-        return self.time_of(self.suspend(is_over=True))
+        return self.time_of(self.suspend())
 
-    def _start(self, short_s: float) -> None:
-        """Start a segment; after a gap of up to `short_s` the thread has computed in it."""
+    def _read_soon(self) -> _Times:
+        wall_s, cpu_s, queue_s = self._ended
         now_s = monotonic()
-        gap_s = now_s - self._ended_s
-        gap_cpu_s = gap_s if gap_s <= short_s else thread_time() - self._ended_cpu_s
-        unread = self._unread
-        if (
-            unread is self._segments
-            and gap_s - gap_cpu_s <= IDLE_S + IDLE_PART * gap_s
-            and self.burn is None
-        ):
-            # The last segment goes on, as if it had begun later by the gap.
-            unread.pop()
-            self._unread = None
-            self._began_s += gap_s
-            self._began_cpu_s += gap_cpu_s
+        since_s = now_s - wall_s
+        return self._read() if since_s > SHORT_S else (now_s, cpu_s + since_s, queue_s)
+
+    def _read(self) -> _Times:
+        wall_s, cpu_s = monotonic(), thread_time()
+        idle_s = wall_s - cpu_s
+        spared_s = min(IDLE_S + IDLE_PART * (wall_s - self._ended[0]), MAX_IDLE_S)
+        if idle_s - self._idle_s > spared_s:
+            self._look_at_queue(idle_s)
+        return wall_s, cpu_s, self._queue_s
+
+    def _look_at_queue(self, idle_s: float) -> None:
+        self._idle_s, self._queue_s = idle_s, None
+        try:
+            # "<on CPU ns> <waiting on a run queue ns> <time slices>"
+            on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
+            # A running thread with no time on a CPU: this kernel has the file but does not fill it.
+            self._queue_s = waited_ns * 1e-9 if on_cpu_ns > 0 else None
+        except (OSError, ValueError):  # `contextlib.suppress` would run three more functions
             return
-        since_s = gap_s if unread is None else now_s - self._began_s
-        self._began_s, self._began_cpu_s = now_s, self._ended_cpu_s + gap_cpu_s
-        if gap_s > short_s or unread is not None:
-            self._look_after(now_s - self._began_cpu_s, since_s)
-        self._before = self._look
-
-    def _look_after(self, idle_s: float, since_s: float) -> None:
-        """Look at the run queue, unless the thread was on the CPU in all of `since_s`. The look is
-        that of a segment that waits for one, too.
-        """
-        fresh_s = idle_s - self._idle_s
-        if fresh_s > IDLE_S + IDLE_PART * since_s or fresh_s > MAX_IDLE_S:
-            self._idle_s = idle_s
-            try:
-                self._look = os.pread(self._schedstat, 96, 0)  # understood in `time_of`
-            except OSError:
-                self._look = None
-        if self._unread is not None:
-            self._unread[-1] = (*self._unread[-1][:3], self._look)
-            self._unread = None
-
-
-@functools.lru_cache(maxsize=8)
-def _waited_s(look: _Look) -> float | None:
-    """Return the time on a run queue in "<on CPU ns> <waiting on a run queue ns> <time slices>"."""
-    try:
-        on_cpu_ns, waited_ns, _ = map(int, (look or b"").split())
-    except ValueError:
-        return None
-    # A running thread with no time on a CPU: this kernel has the file but does not fill it.
-    return waited_ns * 1e-9 if on_cpu_ns > 0 else None
 
 
 @dataclass(slots=True)
@@ -295,7 +249,7 @@ class DeviceEventClock:
     def resume(self) -> None:
         self._began = self._mark()
 
-    def suspend(self, is_over: bool = False) -> Any:
+    def suspend(self) -> Any:
         self._open.append((self._began, self._mark(), monotonic()))
         return self._open
 

@@ -121,11 +121,11 @@ class WaitAwareClock:
             if self._depth == 0:
                 self._clock.resume()
 
-    def suspend(self, is_over: bool = False) -> Any:
+    def suspend(self) -> Any:
         if self._is_waiting:
             self.end_wait()
         self.thread = 0
-        return self._suspendable.suspend(is_over)
+        return self._suspendable.suspend()
 
     def resume_suspended(self, aside: Any) -> None:
         self._depth, self._is_waiting = 0, False

@@ -49,11 +49,10 @@ class ExpertCounts:
 
     def end_step(self, step: int) -> None:
         """Start copying the counts of `step` to the host, and report completed copies."""
-        if self._sums:
-            sums, self._sums = self._sums, {}
-            layers = _layers_to_report(step, sums)
-            if layers:
-                self._copies.append(_copy_to_host(step, layers, [sums[layer] for layer in layers]))
+        sums, self._sums = self._sums, {}
+        layers = _layers_to_report(step, sums)
+        if layers:
+            self._copies.append(_copy_to_host(step, layers, [sums[layer] for layer in layers]))
         self.tell()
 
     def tell(self) -> None:

@@ -37,7 +37,6 @@ from pacekeeper.trainer.hooks.contexts import MicrobatchFeatures
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], MicrobatchFeatures]
 _ONLY = "only"  # the key of micro-batches that never overlap
-is_grad_enabled = torch.is_grad_enabled
 MANY = 256  # micro-batches of one step, after which a warning is logged
 _log = logging.getLogger(__name__)
 
@@ -145,8 +144,7 @@ class TrainingWatch:
             self._step = self.reporter.step + 1
         if loss is None and self._losses:
             loss = sum(self._losses) / (1 if self._is_loss_summed else len(self._losses))
-        if self.reporter.away_s is not None:
-            self.reporter.enter_training()
+        self.reporter.enter_training()
         self.reporter.end_step(tokens=tokens, loss=loss, sum_len_squared=sum_len_squared)
 
     def abandon_step(self) -> None:
@@ -232,7 +230,7 @@ class TrainingWatch:
             reporter = self.reporter
             if not module.training:
                 self._begin_evaluation()
-            elif is_grad_enabled():
+            elif torch.is_grad_enabled():
                 self._inside = None
                 if reporter.told is not None:
                     return

@@ -44,20 +44,20 @@ class Strict:
     def resume(self) -> None:
         self._go("resume", ("paused",), "running")
 
-    def suspend(self, is_over: bool = False) -> bool:
+    def suspend(self) -> object:
         self._go("suspend", ("running",), "set aside")
-        return is_over
+        return self
 
-    def resume_suspended(self, aside: bool) -> None:
-        assert not aside
+    def resume_suspended(self, aside: object) -> None:
+        assert aside is self
         self._go("resume_suspended", ("set aside", "idle"), "running")
 
-    def time_of(self, aside: bool) -> ComputeTime | None:
-        assert aside
+    def time_of(self, aside: object) -> ComputeTime | None:
+        assert aside is self
         return ComputeTime(compute_s=0.25)
 
     def end(self) -> ComputeTime | None:
-        return self.time_of(self.suspend(is_over=True))
+        return self.time_of(self.suspend())
 
 
 def new_reporter(directory: Path, clock: Strict | None = None) -> Reporter:
