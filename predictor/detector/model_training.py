@@ -45,7 +45,7 @@ def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evi
     taught = taught if common is None else healthy(common, taught)
     history = (*evidence.history, taught)[-limit:]
     evidence = replace(evidence, history=history)
-    due = evidence.steps_since_fit >= min(REFIT_PERIOD_STEPS, evidence.fitted_steps // 2)
+    due = evidence.steps_since_fit >= min(REFIT_PERIOD_STEPS, evidence.fitted_steps)
     is_new = evidence.layout_steps in NEW_LAYOUT_REFITS and evidence.generation > 1
     if not due and not is_new:
         return evidence

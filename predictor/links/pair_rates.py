@@ -14,7 +14,13 @@ import numpy as np
 from pacekeeper.core.incidents.link_places import PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair, crossing_load, rounds_of
 from pacekeeper.core.telemetry.records import PairRecord
-from pacekeeper.predictor.links.places import GroupReading, SlowPlace, find_slow_places
+from pacekeeper.predictor.links.places import (
+    GroupReading,
+    SlowPlace,
+    find_slow_places,
+    places_of,
+    ranks_of_nodes,
+)
 
 MIN_SLOWDOWN = 1.25  # of a pair
 BORNE_OUT = 0.5  # of a suspected slowdown's logarithm: nearer to it than to health
@@ -133,9 +139,8 @@ def judge_pairs(
         MIN_SLOWDOWN, exp(BORNE_OUT * log(max(1.0, suspected))), exp(NOISE_SIGMAS * _sigma(ratios))
     )
     readings = [GroupReading(ranks=pair, slowdown=ratio) for pair, ratio in ratios.items()]
-    places, num_unexplained = find_slow_places(
-        readings, {rank: node_of[rank] for rank in rates.ranks}, slow_from=slow_from
-    )
+    of_probe = {rank: node_of[rank] for rank in rates.ranks}
+    places, num_unexplained = find_slow_places(readings, of_probe, slow_from=slow_from)
     verdict = LinkVerdict(
         step=rates.step,
         num_pairs=len(ratios),
@@ -144,7 +149,9 @@ def judge_pairs(
     )
     if not places:
         return verdict
-    at = min(ratios, key=lambda pair: abs(log(ratios[pair] / places[0].slowdown)))
+    nodes = ranks_of_nodes(of_probe)
+    seeing = [p for p in ratios if places[0].candidates[0] in places_of(p, of_probe, nodes)]
+    at = min(seeing, key=lambda pair: abs(log(ratios[pair] / places[0].slowdown)))
     return replace(
         verdict, bytes_per_s=1.0 / rates.s_per_byte[at], usual_bytes_per_s=1.0 / usual[at]
     )

@@ -58,7 +58,7 @@ class SlowPlace:
 def find_slow_places(
     readings: Sequence[GroupReading], node_of: Mapping[int, str], *, slow_from: float
 ) -> tuple[tuple[SlowPlace, ...], int]:
-    """Find the fewest places that explain the slow groups, the one that explains most first.
+    """Find few places that explain the slow groups, the one that explains most first.
 
     Each next place is the one that explains most of the slowdown that is left (greedy cover). A
     place that slows its groups by 100 does not explain those slowed by 4: where noise delays
@@ -72,7 +72,7 @@ def find_slow_places(
     Returns:
         The places, and the number of slow groups that no place explains.
     """
-    nodes = _ranks_of_nodes(node_of)
+    nodes = ranks_of_nodes(node_of)
     slow = [reading for reading in readings if reading.slowdown >= slow_from]
     seen_by: dict[LinkPlace, set[int]] = {}
     for index, reading in enumerate(slow):
@@ -185,7 +185,8 @@ def places_of(
         yield LinkPlace(kind=PlaceKind.FABRIC)
 
 
-def _ranks_of_nodes(node_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+def ranks_of_nodes(node_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every node of the job, ascending."""
     nodes: dict[str, list[int]] = {}
     for rank in sorted(node_of):
         nodes.setdefault(node_of[rank], []).append(rank)

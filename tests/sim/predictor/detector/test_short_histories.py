@@ -104,14 +104,6 @@ def test_first_steps_are_learnt_from_unless_they_took_longer_than_others(seed: i
         assert num_learnt(2, times, seed) == CONFIG.warmup_steps
 
 
-def test_a_model_of_few_steps_is_fitted_again_after_half_as_many() -> None:
-    job, evidence, fitted = job_of(1, num_ranks=4), begin(), list[int]()
-    for _ in range(60):
-        evidence, _ = update_evidence(CONFIG, evidence, job.next())
-        fitted.append(evidence.fitted_steps)
-    assert sorted(set(fitted)) == [0, 5, 7, 10, 15, 22, 33, 49]
-
-
 def test_a_fault_that_begins_within_a_short_history_is_not_its_noise() -> None:
     ratios = []
     for seed in range(30):

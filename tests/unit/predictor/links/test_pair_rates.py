@@ -99,6 +99,15 @@ def test_a_slow_place_is_named_with_its_speed(
     assert found.usual_bytes_per_s / found.bytes_per_s == pytest.approx(4.0, rel=0.15)
 
 
+def test_the_rate_is_that_of_a_pair_that_sees_the_first_place() -> None:
+    slow = {(low, high): 4.0 for low in (2, 3) for high in (4, 5)}  # a pair of nodes
+    slow[0, 1] = 4.0  # inside a node, where pairs are faster
+    found = verdict(fabric(THREE, slow, noise=0.0), THREE, fabric(THREE, noise=0.0))
+    assert found.places[0].num_groups == 4
+    assert found.usual_bytes_per_s == pytest.approx(0.25e9)
+    assert found.bytes_per_s == pytest.approx(0.25e9 / 4.0)
+
+
 def test_of_two_nodes_a_past_is_needed_and_which_of_them_is_slow_cannot_be_told() -> None:
     slow = at_node("a", 4.0, TWO)
     assert verdict(fabric(TWO, slow), TWO).places == ()
