@@ -7,7 +7,8 @@ cost is not recorded, so the tokens told of a micro-batch stand for what its oth
 the same in every step (SmartMoE). A rank's times are multiplied from a random step on, after the
 first `--healthy` steps; "found": incidents opened on it within so many slow steps; "false":
 incidents on another rank, and, per data set, those of the whole run without a slowdown. Others'
-rules judge the same times, and are given what healthy steps take. "healthy as slow": bouts of the
+rules judge the same times, and are given what healthy steps take. Of a rank that is slow now and
+then only every third step is slowed. "healthy as slow": bouts of the
 ranks' own noise whose mean over as many steps reaches what 95 % of such slowdowns reach; whatever
 finds these by a threshold accuses those.
 
@@ -52,7 +53,6 @@ from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 JOB = "recorded"
 OURS = "pacekeeper live"
 RANKS_PER_NODE = 8
-FACTORS = {1.03: 4, 1.05: 2, 1.1: 2, 1.2: 2}  # and the slow steps within which 95 % must be found
 FOUND = 0.95
 TOKENS_PER_S = 1e6  # of the work told: a micro-batch of a second has a million tokens
 ASKED = (1.0, 10.0, 100.0)  # false alarms a job-day
@@ -62,6 +62,30 @@ SETTLED_STEPS = 3  # of a recorded run, from which on its noise is a job's
 LONG_STEPS = 100  # fewer say nothing of how noise lasts
 COLUMNS = {1.0: 4_096, 10.0: 512, 100.0: 64}  # ranks folded at once, by the rate asked for
 CONFIG = ControllerConfig(policy=PolicyConfig(mode="observe"))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A slowdown in one of `every` steps, FOUND of which must be found `within` so many steps."""
+
+    factor: float
+    every: int
+    within: int
+
+    @property
+    def name(self) -> str:
+        return f"x{self.factor:g}" + (f" in 1 of {self.every}" if self.every > 1 else "")
+
+    def factors(self) -> Array:
+        """Of each step within which it must be found [within]."""
+        is_slow = np.arange(self.within) % self.every == 0
+        return np.where(is_slow, self.factor, 1.0)
+
+
+CASES = (
+    *(Case(1.03, 1, 4), Case(1.05, 1, 2), Case(1.1, 1, 2), Case(1.2, 1, 2)),
+    *(Case(1.2, 3, 20), Case(1.5, 3, 20)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +217,10 @@ def healthy_run(job: RecordedJob) -> tuple[list[State], set[int]]:
 
 
 def injected(
-    job: RecordedJob, states: Sequence[State], factor: float, trials: int, healthy: int, seed: int
+    job: RecordedJob, states: Sequence[State], case: Case, trials: int, healthy: int, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Slow a random rank from a random step on: what each rule finds, how soon, and whom else."""
-    rng, within = np.random.default_rng(seed), FACTORS[factor]
+    rng, within = np.random.default_rng(seed), case.within
     delays: dict[str, list[float]] = {rule: [] for rule in (OURS, *RULES)}
     false = dict.fromkeys(delays, 0)
     player = Player(job)
@@ -206,7 +230,7 @@ def injected(
         player.state = states[onset]
         before = {i.finding.rank for i in states[onset].jobs[JOB].open_incidents}
         delay, others = np.inf, set[int]()
-        for step in range(onset, onset + within):
+        for step, factor in zip(range(onset, onset + within), case.factors(), strict=True):
             slow_s = job.observed_s[step].copy()
             slow_s[:, rank] *= factor
             named = player.step(step, slow_s, job.expected_s[step])
@@ -215,7 +239,7 @@ def injected(
                 delay = step - onset + 1
         delays[OURS].append(delay)
         false[OURS] += len(others)
-        for name, flags in _flags(job, rank, onset, within, factor).items():
+        for name, flags in _flags(job, rank, onset, case).items():
             hit = np.flatnonzero(flags[onset:, rank])
             delays[name].append(hit[0] + 1 if len(hit) else np.inf)
             false[name] += int(np.delete(flags.any(axis=0), rank).sum())
@@ -229,26 +253,22 @@ def injected(
     }
 
 
-def _flags(
-    job: RecordedJob, rank: int, onset: int, within: int, factor: float
-) -> Mapping[str, Any]:
+def _flags(job: RecordedJob, rank: int, onset: int, case: Case) -> Mapping[str, Any]:
     """What the rules of others say of the same steps [steps, ranks]."""
-    healthy_s = np.nansum(job.observed_s[: onset + within], axis=1)
+    healthy_s = np.nansum(job.observed_s[: onset + case.within], axis=1)
     times_s = healthy_s.copy()
-    times_s[onset:, rank] *= factor
+    times_s[onset:, rank] *= case.factors()
     stages, expected_s = list(job.stage), healthy_s.max(axis=1)
     return {
         name: rule.flags(times_s, stages, expected_s=expected_s) for name, rule in RULES.items()
     }
 
 
-def healthy_as_slow(job: RecordedJob, factor: float) -> int:
+def healthy_as_slow(job: RecordedJob, case: Case) -> int:
     """How many separate bouts of healthy noise reach what FOUND of the slowdowns reach."""
-    windows = np.lib.stride_tricks.sliding_window_view(
-        residuals_of_ranks(job), FACTORS[factor], axis=0
-    )
-    means = windows.mean(axis=-1)
-    is_alike = means >= np.quantile(means, 1.0 - FOUND) + np.log(factor)
+    windows = np.lib.stride_tricks.sliding_window_view(residuals_of_ranks(job), case.within, axis=0)
+    means = windows[..., :: case.every].mean(axis=-1)
+    is_alike = means >= np.quantile(means, 1.0 - FOUND) + np.log(case.factor)
     return int(is_alike[0].sum() + (is_alike[1:] & ~is_alike[:-1]).sum())
 
 
@@ -264,15 +284,17 @@ def show_injected(
         states, accused = healthy_run(job)
         clean[job.name] = len(accused)
         rows[job.name] = {}
-        for factor, within in FACTORS.items():
-            found = injected(job, states, factor, options.trials, options.healthy, options.seed)
-            alike = healthy_as_slow(job, factor)
-            rows[job.name][f"x{factor:g}"] = {**found, "healthy_as_slow": alike}
+        for case in CASES:
+            if options.healthy + case.within > job.num_steps:
+                continue
+            found = injected(job, states, case, options.trials, options.healthy, options.seed)
+            alike = healthy_as_slow(job, case)
+            rows[job.name][case.name] = {**found, "healthy_as_slow": alike}
             cells = (
                 f"{row['found']:.0%} ({row['delay'] or '-'}; {row['false']})"
                 for row in found.values()
             )
-            table.add_row(job.name, f"x{factor:g}", str(within), str(alike), *cells)
+            table.add_row(job.name, case.name, str(case.within), str(alike), *cells)
     console.print(table)
     console.print(f"accused in healthy runs: {clean}")
     return rows, clean

@@ -8,9 +8,16 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
-from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.cost.features import Array, StepSample
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import Charts
+from pacekeeper.predictor.detector.intermittent import (
+    FEWEST_SPELLS,
+    USUAL_SHARE,
+    slow_steps,
+    starts,
+    steps_beyond_chance,
+)
 from pacekeeper.predictor.detector.microbatch_residuals import (
     LEAST_PARTS,
     MicrobatchResiduals,
@@ -21,6 +28,7 @@ from pacekeeper.predictor.detector.slowdown import (
     changed,
     is_over,
     measured,
+    of_mean,
     required_steps_factor,
 )
 from pacekeeper.predictor.detector.state import (
@@ -62,11 +70,10 @@ def raise_alarms(
     """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
-    if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
+    if crossed.sum() * 2 > len(charts.ranks) or lacks_reference(evidence, sample.ranks):
         return evidence, ()
-    if lacks_reference(evidence, sample.ranks):
-        return evidence, ()
-    sigmas, found = sigmas_of(config, evidence), dict[int, Slowdown]()
+    sigmas = sigmas_of(config, evidence)
+    found = _now_and_then(evidence, sigmas, least)
     for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
         sure, sigma = AGREED_SIGMAS, float(sigmas[i])
         at_most = sigma / limits_of(evidence).weight
@@ -85,9 +92,32 @@ def raise_alarms(
             slowdown = _within_step(config, charts, parts, int(i), sigma, least)
         if slowdown is not None:
             found[int(i)] = slowdown
-    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
+    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in sorted(found))
     slow = {charts.ranks[i]: found[i].value for i in found}
     return replace(evidence, slow={**evidence.slow, **slow}), findings
+
+
+def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, Slowdown]:
+    """Return the slowdowns, by position, of ranks whose last steps hold more slow spells than
+    chance, at the share of steps in which one begins on the other ranks without a finding.
+    """
+    charts, limits, found = evidence.charts, limits_of(evidence), dict[int, Slowdown]()
+    is_healthy = ~among(charts.ranks, evidence.slow)
+    recent, doubts = charts.recent, charts.recent_doubt
+    is_slow = slow_steps(recent, doubts=doubts, sigmas=sigmas / limits.weight) & is_healthy
+    if not is_slow[-1].any():
+        return found
+    num_spells = starts(is_slow).sum(axis=0)
+    num_steps = (np.isfinite(recent) & is_healthy).sum(axis=0)
+    for i in np.flatnonzero(is_slow[-1] & (num_spells >= FEWEST_SPELLS)).tolist():
+        others = int(num_spells.sum() - num_spells[i]), int(num_steps.sum() - num_steps[i])
+        usual = (1.0 + others[0]) / (1.0 / USUAL_SHARE + others[1])
+        told = np.isfinite(recent[:, i])
+        run = steps_beyond_chance(is_slow[told, i], usual, limits.between / charts.num_parts)
+        slowdown = of_mean(recent[told, i], is_slow[told, i], run) if run else None
+        if slowdown is not None and slowdown.value >= least:
+            found[i] = slowdown
+    return found
 
 
 def _within_step(
@@ -148,13 +178,16 @@ def _finding(
     is_peer[list(accused)] = False
     witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
     needed = config.min_steps * required_steps_factor(config, sigma_of(config, evidence))
-    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
+    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS and not slowdown.num_slow
     own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
     onset = int(own_steps[-slowdown.num_steps])
     low, high = slowdown.interval
-    agreed = f"{slowdown.num_steps} steps since step {onset}"
+    of, evident = f"median of {slowdown.num_steps} steps since step {onset}", _crossed(evidence, i)
     if slowdown.num_parts:
-        agreed = f"{slowdown.num_parts} micro-batches of step {onset}"
+        of = f"median of {slowdown.num_parts} micro-batches of step {onset}"
+    elif slowdown.num_slow:
+        of = f"mean of {slowdown.num_steps} steps since step {onset}, {slowdown.num_slow} slow ones"
+        evident = "it is slow now and then, and more often than by chance"
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
@@ -170,7 +203,7 @@ def _finding(
         reason=(
             f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
             f"{expected_ms:.0f} ms; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
-            f"median of {agreed}; {beside}; {_crossed(evidence, i)}"
+            f"{of}; {beside}; {evident}"
         ),
     )
 

@@ -11,7 +11,8 @@ from math import ceil, exp, log, sqrt
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.detector.intermittent import is_ongoing, slow_steps, spells
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, ratio_interval
 
 DISSENT = 5  # one step in so many may contradict
@@ -27,12 +28,15 @@ class Slowdown:
     Attributes:
         error: one sigma of its log, with a third of the model's doubt.
         num_parts: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
+        num_slow: the rank was slow in so many of the steps only, and `value` is the mean of all; 0:
+            the steps agree.
     """
 
     value: float
     num_steps: int
     error: float = 0.0
     num_parts: int = 0
+    num_slow: int = 0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -88,6 +92,15 @@ def measured(
     return Slowdown(value=exp(float(np.median(best))), num_steps=len(best), error=error)
 
 
+def of_mean(log_ratios: Array, is_slow: Flags, num_steps: int) -> Slowdown:
+    """Return the slowdown of a rank that is slow in some of its last `num_steps` steps."""
+    ratios = np.exp(log_ratios[-num_steps:])
+    value = float(ratios.mean())
+    error = float(ratios.std()) / (value * sqrt(num_steps))
+    num_slow = int(is_slow[-num_steps:].sum())
+    return Slowdown(value=value, num_steps=num_steps, error=error, num_slow=num_slow)
+
+
 def is_over(
     config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
 ) -> bool:
@@ -95,7 +108,8 @@ def is_over(
 
     Requires as many steps as separate the two levels under this noise, `recover_steps` at least. A
     residual within the model's doubt counts as recovered: otherwise a healthy rank on a layout that
-    the model has not seen could stay in the finding for ever.
+    the model has not seen could stay in the finding for ever. A rank that is slow now and then has
+    to be quiet for longer than it was between its slow steps.
     """
     ill = log(slowdown)
     back = min(log(config.recover_slowdown), 0.5 * ill)
@@ -107,6 +121,8 @@ def is_over(
     last = log_ratios[-count:]
     if int((last > 0.5 * (ill + back)).sum()) > count // DISSENT:
         return False
+    if is_ongoing(slow_steps(log_ratios, doubts=doubt, sigmas=sigma)):
+        return False
     middle = float(np.median(last))
     error = sqrt(doubt**2 + (APART_SIGMAS * MEDIAN_ERROR * sigma) ** 2 / count)
     return middle < back + doubt and ill - middle > error
@@ -117,10 +133,17 @@ def changed(
 ) -> float | None:
     """Return the new slowdown of an open finding, if it has settled on a clearly different one.
 
-    Near health it takes four times the steps: a rank on its way back must not be reported as
-    hardly slow, from where its recovery could not be seen any more.
+    That is the mean of all steps since the first slow one where a rank is slow now and then, else
+    the median of the last steps. Near health it takes four times the steps: a rank on its way back
+    must not be reported as hardly slow, from where its recovery could not be seen any more.
     """
     back = log(config.recover_slowdown)
+    is_slow = slow_steps(log_ratios, doubts=doubt, sigmas=sigma)
+    seen = spells(is_slow)
+    if seen is not None and seen.mean() <= 1.0 - 1.0 / DISSENT:
+        mean = of_mean(log_ratios, is_slow, len(log_ratios) - int(is_slow.argmax()))
+        apart = abs(log(mean.value / slowdown)) - 2.0 * mean.error
+        return mean.value if apart >= log(CHANGE_WORTH_TELLING) else None
     for patient in (1, 4):
         count = patient * config.measure_steps * required_steps_factor(config, sigma)
         if len(log_ratios) < count:

@@ -93,7 +93,7 @@ def test_without_any_emulation_a_rank_that_is_stopped_is_named_and_nobody_else(
 ) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json", "--clock", "cpu"]
     command += ["--run-dir", str(tmp_path / "run")]
-    command += ["--rank", "1", "--steps", "160", "--fault", "stop"]
+    command += ["--rank", "1", "--steps", "240", "--fault", "stop"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,93 @@
+"""Finds ranks that are slow now and then: too often for noise, never for long enough to agree.
+
+A step that waits for its slowest rank loses as much to a rank that stalls in every third step as to
+one that is a third as slow all the time. What counts is the number of separate slow spells in the
+last steps (a scan statistic); a rank that has so many by chance, at the share of steps in which its
+peers have one, is named as rarely as any other. Pure.
+"""
+
+from functools import lru_cache
+from math import comb, log
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array, Flags
+
+LEAST_SLOWDOWN = 1.05  # of a slow step
+LEAST_SIGMAS = 4.0
+USUAL_SHARE = 0.01  # of healthy steps in which a spell begins, before a job has shown its own
+FEWEST_SPELLS = 3
+STILL_SO = 0.01  # chance of so long a quiet run while a rank is as often slow as before
+
+
+def slow_steps(log_ratios: Array, *, doubts: Array | float, sigmas: Array | float) -> Flags:
+    """Return which steps are slow, in the shape of `log_ratios` [steps, ...]; NaN: not slow.
+
+    A spell begins with a step that no noise explains and ends with one below half of that, so that
+    a slowdown just large enough to be seen is one spell.
+
+    Args:
+        log_ratios: log(observed / expected).
+        doubts: bounds on the model's error (log).
+        sigmas: one sigma of a step.
+    """
+    level = np.maximum(LEAST_SIGMAS * np.asarray(sigmas), log(LEAST_SLOWDOWN))
+    beyond = log_ratios - doubts
+    is_slow: Flags = beyond > level
+    goes_on = beyond > 0.5 * level
+    for step in range(1, len(is_slow)):
+        is_slow[step] |= is_slow[step - 1] & goes_on[step]
+    return is_slow
+
+
+def starts(is_slow: Flags) -> Flags:
+    """Return the first step of each spell of slow steps, in the shape of `is_slow` [steps, ...]."""
+    first = is_slow.copy()
+    first[1:] &= ~is_slow[:-1]
+    return first
+
+
+def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:
+    """Return the number of last steps that hold more slow spells than chance; 0: none do.
+
+    Args:
+        is_slow: steps of one rank [steps], newest last.
+        usual: share of healthy steps in which a spell starts.
+        between: steps of a rank between two of its false alarms.
+    """
+    begun = np.flatnonzero(starts(is_slow))
+    chance, found = 1.0 / between, 0
+    for num_spells, first in enumerate(reversed(begun.tolist()), start=1):
+        num_steps = len(is_slow) - first
+        own = _tail(num_spells, num_steps, usual) * len(is_slow)  # any of so many runs
+        if num_spells >= FEWEST_SPELLS and own < chance:
+            chance, found = own, num_steps
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _tail(least: int, num: int, share: float) -> float:
+    """Chance of `least` or more of `num` at this share."""
+    return sum(
+        comb(num, count) * share**count * (1.0 - share) ** (num - count)
+        for count in range(least, num + 1)
+    )
+
+
+def spells(is_slow: Flags) -> Flags | None:
+    """Return the steps [steps] from a rank's first slow spell to its last; None: it has too few."""
+    if starts(is_slow).sum() < FEWEST_SPELLS:
+        return None
+    at = np.flatnonzero(is_slow)
+    return is_slow[at[0] : at[-1] + 1]
+
+
+def is_ongoing(is_slow: Flags) -> bool:
+    """Return whether a rank with several slow spells in its steps [steps], newest last, has been
+    quiet for too short a time to be no longer slow now and then.
+    """
+    seen = spells(is_slow)
+    if seen is None or seen.all():
+        return False
+    num_quiet = len(is_slow) - 1 - int(np.flatnonzero(is_slow)[-1])
+    return (1.0 - float(seen.mean())) ** num_quiet > STILL_SO

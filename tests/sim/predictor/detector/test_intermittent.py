@@ -1,0 +1,115 @@
+"""A rank that is slow now and then costs the job time, and is named; wild steps are not."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.predictor.detector import intermittent
+from pacekeeper.predictor.detector.state import Judgement, begin
+from pacekeeper.predictor.detector.update import update_evidence
+from support.examples import seeds
+from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
+
+CONFIG = DetectorConfig()
+FAULT, LIFT, STEPS = 60, 160, 240
+VICTIM = 1
+
+
+def play(job: SyntheticJob, every: int, slowdown: float) -> list[Judgement]:
+    """Healthy steps, the victim slow in one of `every` steps, healthy steps again."""
+    evidence, said = begin(), []
+    for step in range(STEPS):
+        is_slow = FAULT <= step < LIFT and step % every == 0
+        sample = job.next({VICTIM: slowdown} if is_slow else None)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
+        said.append(judgement)
+    return said
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("num_microbatches", [1, 8])
+@pytest.mark.parametrize(
+    ("clock", "slowdown", "within"),
+    [(DEVICE_CLOCK, 1.3, 24), (DEVICE_CLOCK, 2.0, 24), (CPU_CLOCK, 2.0, 60)],
+)
+@pytest.mark.parametrize("every", [2, 3])
+def test_it_is_named_alone_and_once_or_twice_and_recovers(
+    seed: int, num_microbatches: int, clock: Noise, slowdown: float, within: int, every: int
+) -> None:
+    job = SyntheticJob(seed=seed, num_microbatches=num_microbatches, **clock)
+    said = play(job, every, slowdown)
+    found = [finding for judgement in said for finding in judgement.findings]
+    assert {finding.rank for finding in found} == {VICTIM}
+    assert FAULT <= found[0].step <= FAULT + within
+    # Opened at its first slow step by micro-batches, and closed before two more have shown what it
+    # is; from then on it stays open.
+    assert len(found) <= 2
+    ends = [judgement.step for judgement in said if judgement.recovered]
+    assert len(ends) == len(found)
+    assert LIFT <= ends[-1] <= LIFT + 32
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_what_is_told_is_the_mean_that_the_job_loses(seed: int) -> None:
+    said = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), 3, 2.0)
+    (found,) = [finding for judgement in said for finding in judgement.findings]
+    assert found.slowdown == pytest.approx(1.33, rel=0.1)
+    assert "slow ones" in found.reason and f"rank {VICTIM}" in found.reason
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_a_slowdown_that_lasts_is_told_as_such_once_it_is_one(seed: int) -> None:
+    job, evidence = SyntheticJob(seed=seed, **DEVICE_CLOCK), begin()
+    for step in range(200):
+        is_slow = step >= FAULT and (step % 3 == 0 or step >= 100)
+        sample = job.next({VICTIM: 2.0} if is_slow else None)
+        evidence, _ = update_evidence(CONFIG, evidence, sample)
+    assert dict(evidence.slow) == {VICTIM: pytest.approx(2.0, rel=0.06)}
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_nobody_is_named_where_all_ranks_are_slow_now_and_then(seed: int) -> None:
+    """Each in one of six steps, on its own: that is how this job is."""
+    job, evidence, random = (
+        SyntheticJob(seed=seed, num_ranks=8),
+        begin(),
+        np.random.default_rng(seed),
+    )
+    named = Counter[int | None]()
+    for _ in range(STEPS):
+        sample = job.next(None)
+        wild = np.where(random.random(len(sample.ranks)) < 1 / 6, 1.5, 1.0)
+        sample = replace(sample, observed_s=sample.observed_s * wild)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
+        named.update(
+            finding.rank for finding in judgement.findings if "slow ones" in finding.reason
+        )
+    assert not named
+
+
+@pytest.mark.parametrize("usual", [0.02, 0.1])
+def test_spells_at_the_usual_share_are_beyond_chance_as_rarely_as_asked(usual: float) -> None:
+    random, window, between = np.random.default_rng(1), 32, 1_000.0
+    is_slow = random.random(100_000) < usual
+    alarms, since = 0, 0
+    for end in range(window, len(is_slow)):
+        if end - since >= window and is_slow[end - 1]:
+            run = is_slow[end - window : end]
+            if intermittent.steps_beyond_chance(run, usual, between):
+                alarms, since = alarms + 1, end
+    assert alarms <= len(is_slow) / between
+    often = np.arange(window) % 2 == 1
+    assert intermittent.steps_beyond_chance(often, usual, between)
+
+
+def test_no_longer_slow_now_and_then_is_a_rank_that_was_quiet_for_too_long_for_it() -> None:
+    every_third = np.arange(30) % 3 == 0
+    quiet = np.zeros(32, dtype=np.bool_)
+    assert intermittent.is_ongoing(every_third)
+    assert intermittent.is_ongoing(np.concatenate([every_third, quiet[:6]]))
+    assert not intermittent.is_ongoing(np.concatenate([every_third, quiet[:12]]))
+    assert not intermittent.is_ongoing(np.concatenate([quiet[:5], ~quiet[:20]]))
+    assert not intermittent.is_ongoing(quiet)
