@@ -12,7 +12,7 @@ import atexit
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import nn
@@ -75,10 +75,12 @@ def attach(
         micro_batches_per_step: Opts in to batch shares, as in `reporter.attach`.
 
     Raises:
+        TypeError: If model, optimizer or step is something else.
         ValueError: If the job name or rank is invalid.
     """
-    models = [model] if isinstance(model, nn.Module) else list(model or ())
-    optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    models, optimizers = _models_in(model), _optimizers_in(optimizer)
+    if not callable(step) and not isinstance(step, SupportsIndex):
+        raise TypeError(f"step={step!r}: expected a whole number, or a function that returns one")
     job = job or default_job()
     previous = attached.pop(job, None)
     if previous is not None and previous.ring.is_armed:
@@ -101,12 +103,31 @@ def attach(
     for one in models:
         pace.reporter.run_guarded(pace.watch.add_model, one)
     for one in optimizers:
-        if one is not None:
-            pace.reporter.run_guarded(pace.watch.add_optimizer, one)
-    if models or any(one is not None for one in optimizers):
+        pace.reporter.run_guarded(pace.watch.add_optimizer, one)
+    if models or optimizers:
         pace.reporter.run_guarded(pace.watch.input_waits.attach)
     attached[job] = pace
     return pace
+
+
+def _models_in(given: Any) -> list[nn.Module]:
+    alone = isinstance(given, nn.Module) or not isinstance(given, Iterable)
+    found = [] if given is None else [given] if alone else list(given)
+    for one in found:
+        if not isinstance(one, nn.Module):
+            kind = type(one).__name__
+            raise TypeError(f"model: expected a torch.nn.Module, or a list of them, got a {kind}")
+    return found
+
+
+def _optimizers_in(given: Any) -> list[Any]:
+    found = list(given) if isinstance(given, Iterable) else [given]
+    found = [one for one in found if one is not None]
+    for one in found:
+        if isinstance(one, type) or not callable(getattr(one, "step", None)):
+            kind = type(one).__name__
+            raise TypeError(f"optimizer: expected one with step(), or a list of them, got a {kind}")
+    return found
 
 
 def _device_of(models: Sequence[nn.Module]) -> torch.device:

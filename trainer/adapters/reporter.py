@@ -49,15 +49,18 @@ _Item = TypeVar("_Item")
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size): as given, else of the default process group, else of RANK and
-    WORLD_SIZE in the environment.
+    """Return (rank, world size), each as given, else of the default process group, else of RANK
+    and WORLD_SIZE in the environment.
     """
-    if rank is not None and world_size is not None:
-        return rank, world_size
     dist = torch.distributed
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    is_in_group = dist.is_available() and dist.is_initialized()
+    if rank is None:
+        rank = dist.get_rank() if is_in_group else int(os.environ.get("RANK", "0"))
+    if world_size is None:
+        world_size = (
+            dist.get_world_size() if is_in_group else int(os.environ.get("WORLD_SIZE", "1"))
+        )
+    return rank, world_size
 
 
 def default_clock(device: torch.device) -> tuple[Clock, SegmentClock]:

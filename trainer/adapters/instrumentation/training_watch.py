@@ -125,8 +125,14 @@ class TrainingWatch:
             if self.reporter.step is not None:
                 self.reporter.abandon_step()
             self.is_step_told = True
-        elif self.reporter.step is not None or self.is_step_told or not self.optimizers:
+        elif self.reporter.step is not None or self.is_step_told:
             return  # open, or told by the loop
+        elif not self.optimizers:
+            self._warn_once(
+                "a micro-batch began outside of a step: attach the optimizer, too, or tell each "
+                "step by `with pace.step(number):`"
+            )
+            return
         step = self._step() if callable(self._step) else self._step
         self._num_open, self._ends_later = 0, False
         self._losses.clear()
@@ -160,6 +166,11 @@ class TrainingWatch:
             if self.reporter.is_computing:
                 self._ends_later = True
             elif self.num_passes:
+                if self.is_timed and not self._num_open and self.reporter.step is not None:
+                    self._warn_once(
+                        "no micro-batch in a step: the attached model had no backward pass; attach "
+                        "the module whose parameters are trained"
+                    )
                 self.end_step()
             else:
                 self._end_step_alone()
@@ -179,8 +190,8 @@ class TrainingWatch:
     def _end_step_alone(self) -> None:
         """Report steps from one optimizer step to the next: no pass has ever been seen."""
         self._warn_once(
-            "steps only: no training forward pass of the attached model was seen; attach the "
-            "module that the training loop calls, after torch.compile"
+            "steps only: no forward pass of the attached model in training mode was seen; attach "
+            "the module that the training loop calls, after torch.compile, and call its train()"
         )
         self.end_step()
         self.begin_step()
@@ -191,6 +202,7 @@ class TrainingWatch:
         """Begin a micro-batch that the loop times; open passes are dropped."""
         self._prepare()
         self.num_passes += 1
+        self._num_open += 1
         self.reporter.write_done()
         self.reporter.told = block
 

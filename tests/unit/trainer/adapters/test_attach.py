@@ -195,11 +195,15 @@ def test_a_step_of_an_optimizer_that_computed_nothing_is_no_step(tmp_path: Path)
     loop.pace.detach()
 
 
-def test_without_an_optimizer_steps_are_told_by_the_loop(tmp_path: Path) -> None:
+def test_without_an_optimizer_steps_are_told_by_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = Lossy()
     pace = attached(tmp_path, model)
-    model(IDS)[1].backward()
+    for _ in range(2):
+        model(IDS)[1].backward()
     assert told_by(pace) == []
+    assert ["outside of a step" in record.message for record in caplog.records] == [True]
     with pace.step(4):
         model(IDS)[1].backward()
     assert [r.step for r in told_by(pace) if isinstance(r, StepRecord)] == [4]
@@ -230,6 +234,69 @@ def test_a_model_that_is_never_called_leaves_steps_alone(
     loop.step()  # from now on
     assert loop.told()[2:] == [(2, 1, 12)]
     loop.pace.detach()
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_model_without_a_backward_pass_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_frozen: bool
+) -> None:
+    backbone, head = TinyModel(is_frozen=is_frozen), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(head.parameters(), 0.0)
+    pace = attached(tmp_path, backbone, optimizer)
+    for _ in range(2):
+        head(backbone(IDS)["logits"]).sum().backward()
+        optimizer.step()
+    records = told_by(pace)
+    assert [r.step for r in records if isinstance(r, StepRecord)] == [0, 1]
+    assert any(isinstance(r, MicroBatchRecord) for r in records) is not is_frozen
+    assert ["no backward pass" in r.message for r in caplog.records] == [True] * is_frozen
+    pace.detach()
+
+
+def test_a_told_micro_batch_needs_no_backward_pass(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(tmp_path)
+    with loop.pace.micro_batch_timer(tokens=6):
+        pass
+    loop.optimizer.step()
+    assert loop.told() == [(0, 1, 6)] and not caplog.records
+    loop.pace.detach()
+
+
+def test_what_cannot_be_attached_is_refused_by_its_name(tmp_path: Path) -> None:
+    model = Lossy()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    wrong: list[tuple[str, Any, Any, dict[str, Any]]] = [
+        ("model", optimizer, model, {}),
+        ("model", model.parameters(), optimizer, {}),
+        ("model", "model", optimizer, {}),
+        ("model", {"a": model}, optimizer, {}),
+        ("model", Lossy, optimizer, {}),
+        ("optimizer", model, model, {}),
+        ("optimizer", model, "sgd", {}),
+        ("optimizer", model, torch.optim.SGD, {}),
+        ("optimizer", model, {"a": optimizer}, {}),
+        ("step", model, optimizer, {"step": "5"}),
+        ("step", model, optimizer, {"step": 5.0}),
+    ]
+    for name, *parts, more in wrong:
+        with pytest.raises(TypeError, match=f"^{name}"):
+            attached(tmp_path, *parts, **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_alone_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    found = []
+    for given in ({"rank": 3}, {"world_size": 2}, {}):
+        pace = attached(tmp_path, **given)
+        pace.detach()
+        found.append(pace.rank)
+    assert found == [3, 1, 1]
+    with pytest.raises(ValueError, match="rank 1 is not in a world of 1"):
+        attached(tmp_path, world_size=1)
 
 
 def test_tokens_that_are_not_known_are_said_and_not_guessed(
