@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def backup(store: str, to: Path) -> None:
     """
     from pacekeeper.controller.storage.store import sqlite_path
 
-    part = to.with_name(f"{to.name}.part")
+    part = Path(f"{to}.part")
     path = sqlite_path(store)
     try:
         if to.exists():
@@ -59,7 +59,8 @@ def backup(store: str, to: Path) -> None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise HostError(f"cannot copy {store} to {to}: {why}", remedy=_REMEDY) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
     click.echo(f"{to}: {contents}, {to.stat().st_size / 1e6:,.1f} MB")
 
 
@@ -111,10 +112,10 @@ def check(store: str) -> None:
 @click.argument("source")
 @click.argument("to")
 def migrate(source: str, to: str) -> None:
-    """Copy all rows of SOURCE into the empty store TO, from SQLite to PostgreSQL or back.
+    """Copy all rows of SOURCE into the empty store TO.
 
-    Stop all controllers of both first. SOURCE stays as it is, also one of an older version; start
-    them with --store TO.
+    From SQLite to PostgreSQL, or back. Stop all controllers of both first. SOURCE stays as it is,
+    also one of an older version; start them with --store TO.
     """
     from pacekeeper.controller.storage import sqlite_file
     from pacekeeper.controller.storage.store import sqlite_path

@@ -19,11 +19,11 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)[^;]*;\s*extra == ['\"](?P<extra>[\
 _OF_COMMAND = {
     "agent": "agent",
     "healthcheck": "agent",
-    "backup": "controller",
     "controller": "controller",
     "data": "trainer",
     "launch": "trainer",
     "run": "trainer",
+    "store": "controller",
     "demo": "all",
 }
 # Packages of optional functions: no other extra than these (and `all`) brings them.

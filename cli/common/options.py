@@ -15,6 +15,9 @@ from pacekeeper.core.config.loader import override
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+RECORD_ID = click.IntRange(1, 2**63 - 1)  # of an incident or a proposal, as stores number them
+
+
 class FiniteFloatRange(click.FloatRange):
     """A number in a range; NaN and infinity are rejected."""
 

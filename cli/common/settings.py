@@ -33,7 +33,9 @@ def read_config_text(config_file: str) -> str:
         ConfigError: the file is not readable or not UTF-8.
     """
     try:
-        return Path(config_file).read_text()
+        if not config_file:
+            raise ConfigError("--config: expected a file, got ''")
+        return Path(config_file).read_text(encoding="utf-8-sig")  # as editors on Windows write it
     except OSError as error:
         raise ConfigError(f"{config_file}: {error.strerror}") from None
     except UnicodeDecodeError as error:

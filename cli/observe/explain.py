@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from pacekeeper.cli.common.options import json_option, with_controller_options
+from pacekeeper.cli.common.options import RECORD_ID, json_option, with_controller_options
 from pacekeeper.core.config.client import ClientConfig
 
 
 @click.command()
 @with_controller_options
-@click.argument("incident", type=click.IntRange(min=1), metavar="INCIDENT")
+@click.argument("incident", type=RECORD_ID, metavar="INCIDENT")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),

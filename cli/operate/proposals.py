@@ -11,6 +11,7 @@ import click
 
 from pacekeeper.cli.common.client import AlreadyAnsweredError, call, open_channel
 from pacekeeper.cli.common.options import (
+    RECORD_ID,
     by_option,
     json_option,
     reason_option,
@@ -82,7 +83,7 @@ def print_proposal(proposal: Any, *, as_json: bool) -> None:
 
 @click.command()
 @with_controller_options
-@click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
+@click.argument("proposal_id", type=RECORD_ID, metavar="ID")
 @by_option
 @json_option()
 def approve_command(client: ClientConfig, proposal_id: int, by: str, as_json: bool) -> None:
@@ -95,7 +96,7 @@ def approve_command(client: ClientConfig, proposal_id: int, by: str, as_json: bo
 
 @click.command()
 @with_controller_options
-@click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
+@click.argument("proposal_id", type=RECORD_ID, metavar="ID")
 @reason_option
 @by_option
 @json_option()

@@ -215,10 +215,10 @@ def placement(
     tables: Path | None,
     as_json: bool,
 ) -> None:
-    """Place the experts of each layer on devices, with the token share of every replica.
+    """Place the experts of each layer on devices.
 
-    The plan comes with a lower bound on the load of the busiest device, the losses of devices,
-    nodes and racks that it survives, and the copies to make.
+    The plan comes with the token share of every replica, a lower bound on the load of the busiest
+    device, the losses of devices, nodes and racks that it survives, and the copies to make.
     """
     from pacekeeper.cli.planning import inputs, placement_text
 

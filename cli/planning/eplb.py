@@ -28,14 +28,14 @@ SUFFIXES = (".npz", ".json")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--generation",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**32 - 1),
     help="Generation of the layout [default: the current one].",
 )
 def eplb(client: ClientConfig, job: str, file: Path, generation: int | None) -> None:
-    """Write where the experts of JOB lie to FILE (.npz or .json), in EPLB's form.
+    """Write where a job's experts lie, in EPLB's form.
 
-    Ranks with fewer experts than others get further replicas in the tables, so that all have the
-    same number of slots.
+    FILE ends in .npz or .json. Ranks with fewer experts than others get further replicas in the
+    tables, so that all have the same number of slots.
     """
     from pacekeeper.cli.common.client import call, status_stub
     from pacekeeper.core.layout.codec import decode_layout

@@ -23,7 +23,7 @@ from pacekeeper.cli.common.options import json_option
 def partition(
     description: Path, speeds: str, current: Path | None, whole: bool, program: bool, as_json: bool
 ) -> None:
-    """Divide layers, shards and rows among the ranks of a pipelined job.
+    """Divide layers, shards and rows among a job's ranks.
 
     DESCRIPTION is a TOML or JSON file (docs/partition.md; examples/partition.toml). The plan comes
     with its forecast, the gap to the fluid limit, memory, bytes to move, and the reason.

@@ -9,7 +9,7 @@ import click
 from pacekeeper.core.errors import ConfigError
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--job", help="Name of the job [default: PACEKEEPER_JOB, then the script's name].")
 @click.option(
     "--ring-dir", help="Directory in which this node's agent reads rings [default: the agent's]."

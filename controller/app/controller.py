@@ -191,6 +191,7 @@ class Controller:
             stack.push_async_callback(self._close_store)
             for part in (self.listener_setup, self.planner, self.webhook):
                 stack.callback(part.close)
+            await asyncio.sleep(0)  # a Ctrl-C from before `run` ends it here, with nothing started
             if stop.is_set():
                 return  # over before it began: nobody is told anything
             if self._serves_metrics:

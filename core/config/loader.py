@@ -4,6 +4,7 @@ Called by the commands (cli/common/settings.py) and by readers of scenario files
 settings validate their values (pydantic); this module makes plain sentences of what they reject.
 """
 
+import re
 import tomllib
 from dataclasses import Field, asdict, fields, is_dataclass, replace
 from functools import cache
@@ -168,7 +169,9 @@ def _texts(problem: ErrorDetails) -> list[str]:
         return [f"{key}{text}" for text in problem["ctx"]["error"].args]
     if problem["type"] == "missing":
         return [f"{key}missing"]
-    expected = problem["msg"].replace("Input should be", "expected").replace("valid tuple", "array")
+    expected = problem["msg"].replace("valid tuple", "array")
+    expected = expected.replace("Input should be", "expected")
+    expected = re.sub("^[A-Z][a-z]+ should have", "expected", expected)
     return [f"{key}{expected}, got {_shown(problem['input'])}"]
 
 

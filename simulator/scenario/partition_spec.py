@@ -103,7 +103,10 @@ def read_problem(
     document = _document(path)
     unknown = sorted(document.keys() - set(TABLES))
     if unknown:
-        raise ConfigError(f"{path}: unknown table [{unknown[0]}]", remedy=f"expected {TABLES}")
+        known = ", ".join(f"[{table}]" for table in TABLES)
+        raise ConfigError(
+            f"{path}: unknown table [{unknown[0]}]", remedy=f"expected one of {known}"
+        )
     for name in NEEDED:
         if name not in document:
             raise ConfigError(f"{path}: [{name}]: missing")

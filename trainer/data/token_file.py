@@ -110,6 +110,8 @@ def open_token_file(
         DataError: the file is empty, truncated, foreign, or differs from its description.
         HostError: it cannot be read.
     """
+    if not path.is_file():
+        raise HostError(f"cannot read {path}: no such file")
     if not info_path(path).exists():
         if dtype is None:
             raise ConfigError(

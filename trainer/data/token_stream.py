@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.trainer.data.megatron_file import index_path, open_megatron_file
 from pacekeeper.trainer.data.shard import Shard, check_vocabulary
 from pacekeeper.trainer.data.token_file import TokenDtype, info_path, open_token_file
@@ -153,6 +153,8 @@ def open_tokens(
 
 
 def _open(path: Path, dtype: TokenDtype | None, end_of_document: int | None) -> Shard:
+    if not path.name:  # of "", which is the current directory
+        raise HostError(f"cannot read {path}: no such file")
     binary = path.with_suffix(".bin") if path.suffix == ".idx" else path
     if (
         binary.suffix != ".bin"

@@ -70,6 +70,25 @@ def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
     assert_refused(done, ExitCode.CONFIG, "none.toml")
 
 
+def test_an_option_without_its_value_is_no_directory() -> None:
+    """As `--config "$UNSET"` gives it."""
+    assert_refused(pacekeeper("agent", "--config", ""), ExitCode.CONFIG, "--config: expected a fil")
+
+
+def test_a_byte_order_mark_is_no_syntax_error(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_bytes(b"\xef\xbb\xbf[agent]\nnoed = 1\n")
+    assert_refused(pacekeeper("agent", "--config", str(config)), ExitCode.CONFIG, "[agent] noed")
+
+
+@pytest.mark.parametrize(
+    "words", ["explain", "approve", "deny", "plan eplb job t.npz --generation"]
+)
+def test_a_number_that_no_store_gives_is_refused_before_it_is_sent(words: str) -> None:
+    done = pacekeeper(*words.split(), str(2**64))
+    assert_refused(done, ExitCode.USAGE, str(2**64), "not in the range")
+
+
 @pytest.mark.parametrize("part", ["agent", "controller", "launch"])
 def test_a_file_that_is_no_text_is_named(part: str, tmp_path: Path) -> None:
     config = tmp_path / "my.toml"

@@ -89,6 +89,13 @@ def test_a_command_without_a_script_is_refused(tmp_path: Path) -> None:
         assert command[-1] in done.stderr
 
 
+def test_an_option_of_no_one_is_refused(tmp_path: Path) -> None:
+    words = [*FRESH, "run", "--nproc-per-node", "2", sys.executable, "t.py"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "Error: No such option '--nproc-per-node'."
+
+
 @pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,
     reason="needs transformers and accelerate: pip install 'pacekeeper[dev-adapters]'",

@@ -57,7 +57,7 @@ def rewrite(command: Sequence[str]) -> RewrittenCommand:
         return replace(found, runs_here=found.runs_here and start == 0)
     raise ConfigError(
         f"{' '.join(words)}: none of torchrun, accelerate launch and python is a word of it",
-        remedy=_REMEDY,
+        remedy=f"begin with one of them; in a script of the shell, {_REMEDY}",
     )
 
 
@@ -94,6 +94,7 @@ def _of_module(before: list[str], module: list[str], tail: list[str]) -> Rewritt
 
 def _by_parser(words: list[str], at: int, parser: ArgumentParser) -> RewrittenCommand:
     """Rewrite a launcher's command whose options begin at `at`."""
+    parser.prog = " ".join(words[:at])
     options = parser.parse_args(words[at:])
     if options.no_python:
         raise ConfigError(f"{words[at - 1]} --no-python: runs no script", remedy=_REMEDY)

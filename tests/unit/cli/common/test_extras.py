@@ -3,8 +3,9 @@
 from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
+from click import Command, Context
 
-from pacekeeper.cli.common import extras
+from pacekeeper.cli.common import extras, lazy_group
 from pacekeeper.cli.doctor.checks import Health, run_check
 from pacekeeper.core.errors import ExitCode, HostError
 
@@ -51,10 +52,19 @@ def test_a_module_that_no_extra_brings_is_no_missing_package(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "extra"),
-    [(("agent", "--node", "controller"), "agent"), (("-h", "launch"), "trainer"), ((), "cli")],
+    [
+        (("agent", "--node", "controller"), "agent"),
+        (("-h", "launch"), "trainer"),
+        (("store", "backup"), "controller"),
+        ((), "cli"),
+    ],
 )
 def test_the_first_word_is_the_command(words: tuple[str, ...], extra: str) -> None:
     assert extras.extra_of(words) == extra
+
+
+def test_only_commands_need_an_extra_of_their_own() -> None:
+    assert set(extras._OF_COMMAND) <= set(lazy_group.command.list_commands(Context(Command(None))))
 
 
 def test_what_an_extra_lacks_is_read_from_the_metadata(

@@ -264,3 +264,22 @@ def test_a_lost_answer_to_a_commit_leads_to_no_second_row(
         assert writing is None and not answers and len(executed) == FEW
 
     played(tmp_path, monkeypatch, scene)
+
+
+def test_a_ctrl_c_from_before_it_runs_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio answers a Ctrl-C by cancelling the task, which hears it where it waits next."""
+    started: list[str] = []
+    monkeypatch.setattr(Controller, "_serve_people", lambda _: started.append("people"))
+
+    async def run() -> None:
+        controller = Controller(ControllerConfig(store=str(tmp_path / "c.sqlite")))
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await controller.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert started == []

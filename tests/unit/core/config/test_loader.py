@@ -35,7 +35,7 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[agent]\npoll_interval_s='1'", "[agent] poll_interval_s", "number, got '1'"),
         ("[agent]\ninsecure=1", "[agent] insecure", "boolean, got 1"),
         ("[agent]\nspool_batches=0", "[agent] spool_batches", "0, got 0"),
-        ("[agent]\nring_dir=''", "[agent] ring_dir", "''"),
+        ("[agent]\nring_dir=''", "[agent] ring_dir", "expected at least 1 character, got ''"),
         ("[agnet]\n", "unknown table [agnet]; expected one of [agent], [client], [con", "engine"),
         ("agent = 3", "agent", "table, got 3"),
         ("[agent", "not valid TOML", ""),

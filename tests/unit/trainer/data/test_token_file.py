@@ -16,6 +16,7 @@ from pacekeeper.trainer.data.token_file import (
     read_info,
     smallest_dtype,
 )
+from pacekeeper.trainer.data.token_stream import open_tokens
 from support.token_files import write_tokens
 
 TOKENS = [1, 2, 99, 3, 99, 70]
@@ -37,6 +38,12 @@ def test_the_description_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     info_path(path).write_bytes(info.encode())
     assert read_info(path) == info
+
+
+@pytest.mark.parametrize("name", ["", "none", "none.bin", "none.idx"])
+def test_a_missing_file_is_called_missing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(HostError, match="no such file"):
+        open_tokens([tmp_path / name if name else name])
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

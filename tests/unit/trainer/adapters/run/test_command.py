@@ -58,6 +58,12 @@ def test_a_command_without_a_script_is_refused(command: str) -> None:
     assert RUNNER in str(failure.value)
 
 
+def test_a_launcher_s_usage_names_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        rewrite(["torchrun", "--no-such-option", "t.py"])
+    assert capsys.readouterr().err.startswith("usage: torchrun ")
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
