@@ -1,4 +1,4 @@
-"""Places of a fabric that findings of slow links name: a pair, a port, a node, the fabric. Pure."""
+"""Places that findings of slow links name: a pair, a port, a node, the fabric, all links. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +14,7 @@ class PlaceKind(StrEnum):
     NODE_PAIR = "node pair"  # between two nodes, one of them with several ranks
     NODE = "node"  # between a node with several ranks and all others
     FABRIC = "fabric"  # between all nodes; inside the node where there is only one
+    ALL = "all links"  # between nodes and inside them: hosts, software, other load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -23,7 +24,7 @@ class LinkPlace:
     Attributes:
         kind: Its kind.
         ranks: The rank of a port, both ranks of a pair, all ranks of a node; else empty.
-        nodes: The node or nodes; empty for the fabric.
+        nodes: The node or nodes; empty for the fabric and for all links.
     """
 
     kind: PlaceKind
@@ -42,3 +43,5 @@ class LinkPlace:
                 return f"the link between nodes {self.nodes[0]} and {self.nodes[1]}"
             case PlaceKind.FABRIC:
                 return "the fabric that all share"
+            case PlaceKind.ALL:
+                return "all links, inside nodes and between them"

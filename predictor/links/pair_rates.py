@@ -5,13 +5,14 @@ pairs inside nodes and between nodes are never compared. So a fabric that is une
 no fault. Pure.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log, nan, sqrt
 
 import numpy as np
 
-from pacekeeper.core.incidents.link_places import PlaceKind
+from pacekeeper.core.incidents.link_places import LinkPlace, PlaceKind
 from pacekeeper.core.telemetry.pair_probe import Pair, crossing_load, rounds_of
 from pacekeeper.core.telemetry.records import PairRecord
 from pacekeeper.predictor.links.places import (
@@ -47,6 +48,7 @@ class LinkVerdict:
     Attributes:
         step: The step after which it ran.
         num_pairs: Pairs that could be compared.
+        num_without_past: Those of them that were compared with their peers.
         places: The slow places, the one that explains most first; empty: none.
         num_unexplained: Slow pairs that no place explains.
         bytes_per_s: In each direction, of the middle pair that the first place explains; NaN
@@ -56,6 +58,7 @@ class LinkVerdict:
 
     step: int
     num_pairs: int
+    num_without_past: int = 0
     places: tuple[SlowPlace, ...] = ()
     num_unexplained: int = 0
     bytes_per_s: float = nan
@@ -73,6 +76,11 @@ class LinkVerdict:
             )
         if self.num_unexplained:
             found.append(f"{self.num_unexplained} slow pairs that no single place explains")
+        if self.num_without_past and not found:
+            found.append(
+                f"none is slow; {self.num_without_past} without a past were compared with their "
+                "peers, which does not show what slows all of them"
+            )
         return begin + ("; ".join(found) if found else "all at their usual rates")
 
 
@@ -131,26 +139,30 @@ def judge_pairs(
         node_of: The node of every rank of the probe.
         suspected: The slowdown of transfers that the probe is to locate.
     """
-    usual = _usual(rates, history, node_of)
+    node_of = {rank: node_of[rank] for rank in rates.ranks}
+    usual, blind_to = _usual(rates, history, node_of)
     ratios = {pair: rates.s_per_byte[pair] / usual[pair] for pair in usual}
     if not ratios:
         return LinkVerdict(step=rates.step, num_pairs=0)
     slow_from = max(
         MIN_SLOWDOWN, exp(BORNE_OUT * log(max(1.0, suspected))), exp(NOISE_SIGMAS * _sigma(ratios))
     )
-    readings = [GroupReading(ranks=pair, slowdown=ratio) for pair, ratio in ratios.items()]
-    of_probe = {rank: node_of[rank] for rank in rates.ranks}
-    places, num_unexplained = find_slow_places(readings, of_probe, slow_from=slow_from)
+    readings = [
+        GroupReading(ranks=pair, slowdown=ratio, blind_to=blind_to.get(pair, frozenset()))
+        for pair, ratio in ratios.items()
+    ]
+    places, num_unexplained = find_slow_places(readings, node_of, slow_from=slow_from)
     verdict = LinkVerdict(
         step=rates.step,
         num_pairs=len(ratios),
+        num_without_past=len(blind_to),
         places=places,
         num_unexplained=num_unexplained,
     )
     if not places:
         return verdict
-    nodes = ranks_of_nodes(of_probe)
-    seeing = [p for p in ratios if places[0].candidates[0] in places_of(p, of_probe, nodes)]
+    nodes = ranks_of_nodes(node_of)
+    seeing = [p for p in ratios if places[0].candidates[0] in places_of(p, node_of, nodes)]
     at = min(seeing, key=lambda pair: abs(log(ratios[pair] / places[0].slowdown)))
     return replace(
         verdict, bytes_per_s=1.0 / rates.s_per_byte[at], usual_bytes_per_s=1.0 / usual[at]
@@ -186,27 +198,39 @@ def slow_ranks(
     return found
 
 
-def _usual(rates: PairRates, history: PairHistory, node_of: Mapping[int, str]) -> dict[Pair, float]:
-    """Return the usual seconds for each byte of each pair that has a past or enough peers."""
+def _usual(
+    rates: PairRates, history: PairHistory, node_of: Mapping[int, str]
+) -> tuple[dict[Pair, float], dict[Pair, frozenset[LinkPlace]]]:
+    """Return the usual seconds for each byte of each pair that has a past or enough peers.
+
+    And for those without a past, the places that would have slowed what is usual of their peers.
+    """
     found = {p: history.s_per_byte[p] for p in rates.s_per_byte if p in history.s_per_byte}
-    kinds = crossing_load(rounds_of(rates.ranks), node_of)
-    by_kind: dict[tuple[bool, int], list[float]] = {}
-    for pair, s_per_byte in rates.s_per_byte.items():
-        by_kind.setdefault(kinds[pair], []).append(s_per_byte)
-    for pair in rates.s_per_byte.keys() - found.keys():
-        peers = by_kind[kinds[pair]]
-        if len(peers) >= LEAST_PEERS:
-            found[pair] = float(np.quantile(peers, PEERS_QUANTILE, method="lower"))
-    return found
+    blind_to: dict[Pair, frozenset[LinkPlace]] = {}
+    kinds, nodes = crossing_load(rounds_of(rates.ranks), node_of), ranks_of_nodes(node_of)
+    by_kind: dict[tuple[bool, int], list[Pair]] = {}
+    for pair in rates.s_per_byte:
+        by_kind.setdefault(kinds[pair], []).append(pair)
+    for peers in by_kind.values():
+        new = [pair for pair in peers if pair not in found]
+        if not new or len(peers) < LEAST_PEERS:
+            continue
+        at = int(PEERS_QUANTILE * (len(peers) - 1))
+        seen = Counter(place for pair in peers for place in places_of(pair, node_of, nodes))
+        blind = frozenset(place for place, count in seen.items() if count >= len(peers) - at)
+        found |= dict.fromkeys(new, sorted(rates.s_per_byte[pair] for pair in peers)[at])
+        blind_to |= dict.fromkeys(new, blind)
+    return found, blind_to
 
 
 def _sigma(ratios: Mapping[Pair, float]) -> float:
-    """Return one sigma of log ratios, from their faster quarter: faults are in the slower ones.
+    """Return one sigma of log ratios, from their faster or slower quarter, whichever agrees more.
 
-    It is larger by the error of so few values; zero for fewer than 8, whose quantiles are chance.
+    A slow place divides at most one of them. The sigma is larger by the error of so few values;
+    zero for fewer than 8, whose quantiles are chance.
     """
     values = np.log(list(ratios.values()))
     if len(values) < 8:
         return 0.0
-    low, high = np.quantile(values, (_LOW, _HIGH))
-    return float(high - low) / _BETWEEN * (1.0 + 2.0 / sqrt(len(values)))
+    fast, slow = np.quantile(values, (_LOW, _HIGH)), np.quantile(values, (1 - _HIGH, 1 - _LOW))
+    return float(min(np.ptp(fast), np.ptp(slow))) / _BETWEEN * (1.0 + 2.0 / sqrt(len(values)))

@@ -20,10 +20,14 @@ FEWEST_FOR_ORDER = 6  # values of which two in the middle are an interval of 95 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReading:
-    """The transfers of a group of ranks: `slowdown` is observed / usual time."""
+    """The transfers of a group of ranks: `slowdown` is observed / usual time.
+
+    `blind_to`: places that would have slowed what was taken as usual as well.
+    """
 
     ranks: tuple[int, ...]
     slowdown: float
+    blind_to: frozenset[LinkPlace] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +78,23 @@ def find_slow_places(
     """
     nodes = ranks_of_nodes(node_of)
     slow = [reading for reading in readings if reading.slowdown >= slow_from]
+    seeing = [{*places_of(one.ranks, node_of, nodes)} - one.blind_to for one in slow]
     seen_by: dict[LinkPlace, set[int]] = {}
-    for index, reading in enumerate(slow):
-        for place in places_of(reading.ranks, node_of, nodes):
+    for index, places in enumerate(seeing):
+        for place in places:
             seen_by.setdefault(place, set()).add(index)
     others: dict[LinkPlace, list[float]] = {place: [] for place in seen_by}
     for reading in readings if slow else ():
         if reading.slowdown < slow_from:
             for place in places_of(reading.ranks, node_of, nodes):
-                if place in others:
+                if place in others and place not in reading.blind_to:
                     insort(others[place], reading.slowdown)
     left, changed, found = set(range(len(slow))), set(seen_by), list[SlowPlace]()
     admissible: dict[LinkPlace, _Evidence] = {}
     while left:
         for place in changed:
             own = {i: slow[i].slowdown for i in seen_by[place] & left}
-            one = _evidence(own, others[place], slow_from) if own else None
+            one = _evidence(own, others[place]) if own else None
             if one is not None and one.is_admissible:
                 admissible[place] = one
             else:
@@ -107,7 +112,7 @@ def find_slow_places(
         found.append(_measured(tuple(alike), [slow[i].slowdown for i in best.explained]))
         gone = best.explained | best.between
         left -= gone
-        changed = {p for i in gone for p in places_of(slow[i].ranks, node_of, nodes)}
+        changed = {place for index in gone for place in seeing[index]}
     return tuple(sorted(found, key=lambda place: -place.num_groups)), len(left)
 
 
@@ -117,7 +122,7 @@ class _Evidence:
 
     `explained` and `between` are groups among the slow ones: as slow as the place would be, and
     neither that nor well. `num_between` and `against` count all groups. `log_slowdown` is the sum
-    over those that it explains.
+    over those as slow as the place would be, also of those that are not called slow.
     """
 
     explained: frozenset[int]
@@ -131,7 +136,7 @@ class _Evidence:
         return self.against <= TOLERATED * (self.against + len(self.explained))
 
 
-def _evidence(slow: Mapping[int, float], others: Sequence[float], slow_from: float) -> _Evidence:
+def _evidence(slow: Mapping[int, float], others: Sequence[float]) -> _Evidence:
     """Return what the groups that see a place say of it: its slowdown is the middle of the slow.
 
     A group is as slow as the place from the square root of the place's slowdown on, and well below
@@ -140,18 +145,18 @@ def _evidence(slow: Mapping[int, float], others: Sequence[float], slow_from: flo
     Args:
         slow: Slowdowns of the slow groups that nothing explains yet.
         others: Slowdowns of those that are not slow, ascending.
-        slow_from: The least slowdown of the former.
     """
     middle = sorted(slow.values())[len(slow) // 2]
-    level = max(slow_from, sqrt(middle))
+    level = sqrt(middle)
     explained = frozenset(i for i, slowdown in slow.items() if slowdown >= level)
     well = frozenset(i for i, slowdown in slow.items() if slowdown < sqrt(level))
     against = len(well) + bisect_left(others, sqrt(level))
+    alike = others[bisect_left(others, level) :]
     return _Evidence(
         explained=explained,
-        log_slowdown=sum(log(slow[i]) for i in sorted(explained)),
+        log_slowdown=sum(map(log, (*(slow[i] for i in sorted(explained)), *alike))),
         between=frozenset(slow) - explained - well,
-        num_between=len(slow) + len(others) - len(explained) - against,
+        num_between=len(slow) + len(others) - len(explained) - len(alike) - against,
         against=against,
     )
 
@@ -183,6 +188,8 @@ def places_of(
                 yield LinkPlace(kind=PlaceKind.NODE_PAIR, nodes=two)
     if len(own) > 1 or len(nodes) == 1:
         yield LinkPlace(kind=PlaceKind.FABRIC)
+    if 1 < len(nodes) < len(node_of):
+        yield LinkPlace(kind=PlaceKind.ALL)
 
 
 def ranks_of_nodes(node_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

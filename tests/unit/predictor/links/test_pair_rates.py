@@ -68,6 +68,7 @@ def test_an_uneven_fabric_that_is_well_has_no_slow_place(seed: int, with_past: b
     past = fabric(THREE, seed=99) if with_past else None
     found = verdict(fabric(THREE, seed=seed), THREE, past)
     assert (found.places, found.num_unexplained, found.num_pairs) == ((), 0, 15)
+    assert str(found).endswith("all at their usual rates") is with_past
     assert isnan(found.bytes_per_s)
 
 
@@ -118,6 +119,33 @@ def test_of_two_nodes_a_past_is_needed_and_which_of_them_is_slow_cannot_be_told(
         PlaceKind.NODE_PAIR,
         PlaceKind.FABRIC,
     }
+
+
+@pytest.mark.parametrize("node_of", [TWO, THREE], ids=["two nodes", "three nodes"])
+def test_where_all_pairs_are_slow_alike_all_links_are_named_and_no_rank(
+    node_of: Mapping[int, str],
+) -> None:
+    slow = dict.fromkeys(combinations(node_of, 2), 3.0)
+    found = verdict(fabric(node_of, slow), node_of, fabric(node_of, seed=3))
+    (one,) = found.places
+    assert one.place == LinkPlace(kind=PlaceKind.ALL)
+    assert slow_ranks(found, {}, node_of) == {}
+    peers_only = verdict(fabric(node_of, slow), node_of)
+    assert peers_only.places == ()
+    assert "does not show what slows all of them" in str(peers_only)
+
+
+def test_a_fabric_that_slows_nearly_all_pairs_is_not_taken_for_noise() -> None:
+    slow = {pair: 3.0 for pair in combinations(THREE, 2) if THREE[pair[0]] != THREE[pair[1]]}
+    (one,) = verdict(fabric(THREE, slow), THREE, fabric(THREE, seed=3)).places
+    assert one.place == LinkPlace(kind=PlaceKind.FABRIC)
+
+
+def test_peers_that_a_node_slowed_as_well_do_not_clear_it() -> None:
+    sizes = (2, 3, 1, 1, 3, 4)
+    node_of = dict(enumerate(f"n{node}" for node, size in enumerate(sizes) for _ in range(size)))
+    (one,) = verdict(fabric(node_of, at_node("n5", 4.0, node_of)), node_of).places
+    assert one.place == LinkPlace(kind=PlaceKind.NODE, ranks=(10, 11, 12, 13), nodes=("n5",))
 
 
 def test_what_is_far_from_the_suspicion_is_not_its_place() -> None:

@@ -56,6 +56,7 @@ def test_healthy_groups_have_no_slow_place() -> None:
             [(a, b) for a, b in combinations(range(6), 2) if NODES[a] != NODES[b]],
             LinkPlace(kind=PlaceKind.FABRIC),
         ),
+        (list(combinations(range(6), 2)), LinkPlace(kind=PlaceKind.ALL)),
     ],
     ids=lambda value: str(value) if isinstance(value, LinkPlace) else "",
 )
@@ -87,6 +88,7 @@ def test_one_slow_group_alone_cannot_tell_its_places_apart() -> None:
         (PlaceKind.NODE, (2, 3)),
         (PlaceKind.NODE_PAIR, ()),
         (PlaceKind.FABRIC, ()),
+        (PlaceKind.ALL, ()),
     }
 
 
@@ -107,6 +109,16 @@ def test_a_group_between_slow_and_healthy_is_no_evidence(between: float) -> None
     (one,) = found(readings, LONE)
     assert one.place == LinkPlace(kind=PlaceKind.PORT, ranks=(1,), nodes=("n1",))
     assert one.num_groups == 2
+
+
+def test_groups_just_below_the_limit_count_for_a_place_that_is_as_slow() -> None:
+    slowdowns = {(0, 1): 1.52, (1, 2): 1.48, (1, 3): 1.49}
+    readings = [
+        GroupReading(ranks=pair, slowdown=slowdowns.get(pair, 1.0))
+        for pair in combinations(LONE, 2)
+    ]
+    (one,) = found(readings, LONE)
+    assert one.place == LinkPlace(kind=PlaceKind.PORT, ranks=(1,), nodes=("n1",))
 
 
 @pytest.mark.parametrize(
