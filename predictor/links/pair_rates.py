@@ -176,7 +176,7 @@ def slow_ranks(
 
     A slow port or node is the link of its ranks. The ranks of a slow pair are as slow as their own
     transfers were, which go to others as well. A pair of nodes, and a place that cannot be told
-    from others, leave what the transfers of ranks showed. No layout avoids the fabric.
+    from others, leave what the transfers of ranks showed. No layout avoids the fabric or all links.
 
     Args:
         verdict: What the probe showed.

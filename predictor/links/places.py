@@ -89,6 +89,7 @@ def find_slow_places(
             for place in places_of(reading.ranks, node_of, nodes):
                 if place in others and place not in reading.blind_to:
                     insort(others[place], reading.slowdown)
+    kinds = list(PlaceKind)
     left, changed, found = set(range(len(slow))), set(seen_by), list[SlowPlace]()
     admissible: dict[LinkPlace, _Evidence] = {}
     while left:
@@ -101,15 +102,13 @@ def find_slow_places(
                 admissible.pop(place, None)
         if not admissible:
             break
-        best = max(
-            admissible.values(),
-            key=lambda one: (one.log_slowdown, -one.against, -one.num_between),
+        ranked = sorted(
+            (-one.log_slowdown, one.against, one.num_between, kinds.index(place.kind), place)
+            for place, one in admissible.items()
         )
-        alike = sorted(
-            (place for place, one in admissible.items() if one == best),
-            key=lambda place: (list(PlaceKind).index(place.kind), place),
-        )
-        found.append(_measured(tuple(alike), [slow[i].slowdown for i in best.explained]))
+        best = admissible[ranked[0][-1]]
+        alike = tuple(place for *_, place in ranked if admissible[place] == best)
+        found.append(_measured(alike, [slow[i].slowdown for i in best.explained]))
         gone = best.explained | best.between
         left -= gone
         changed = {place for index in gone for place in seeing[index]}

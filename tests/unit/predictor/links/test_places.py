@@ -90,6 +90,8 @@ def test_one_slow_group_alone_cannot_tell_its_places_apart() -> None:
         (PlaceKind.FABRIC, ()),
         (PlaceKind.ALL, ()),
     }
+    in_order = list(PlaceKind)
+    assert [*one.candidates] == sorted(one.candidates, key=lambda p: (in_order.index(p.kind), p))
 
 
 def test_two_faults_are_two_places_the_larger_first() -> None:
@@ -137,6 +139,16 @@ def test_noise_elsewhere_does_not_make_a_slow_port_the_fabric(
     readings = [GroupReading(ranks=pair, slowdown=slowdown) for pair, slowdown in values]
     places, _ = find_slow_places(readings, LONE, slow_from=1.9)
     assert places[0].place == LinkPlace(kind=PlaceKind.PORT, ranks=(2,), nodes=("n2",))
+
+
+@pytest.mark.parametrize("ports", [(0, 2), (0, 4), (1, 5), (2, 5), (3, 4)])
+def test_of_two_places_that_explain_as_much_the_first_in_order_is_first(
+    ports: tuple[int, int],
+) -> None:
+    slow = [pair for pair in combinations(NODES, 2) if {*pair} & {*ports}]
+    first, second = found(pairs(NODES, slow), NODES)
+    assert (first.candidates[0].ranks, first.num_groups) == (ports[:1], 5)
+    assert (second.candidates[0].ranks, second.num_groups) == (ports[1:], 4)
 
 
 def test_a_slower_port_behind_a_slow_node_is_a_place_of_its_own() -> None:
