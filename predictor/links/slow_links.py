@@ -95,8 +95,8 @@ def _of_all(finding: Finding, sample: StepSample) -> Finding:
         kind=FindingKind.LINK,
         reason=(
             f"transfers of {len(sample.ranks)} ranks together took x{finding.slowdown:.2f} of what "
-            f"their bytes should since step {finding.onset_step}, {moved_mb:.2f} MB each in step "
-            f"{finding.step}: the fabric, or a node or port that all of them exchange with"
+            f"their bytes should since step {finding.onset_step}, {moved_mb:.2f} MB each in "
+            f"step {finding.step}: the fabric, a node or port that all exchange with, or all hosts"
         ),
     )
 

@@ -58,7 +58,12 @@ def test_a_slow_link_of_one_rank_is_named_as_a_link_and_no_computing(
     [
         (7, (0, 2), {0, 2}, "between ranks 0 and 2"),
         (8, (2, 3), {2, 3}, "the link of node node-1"),
-        (9, (0, 1, 2, 3), {None}, "the fabric, or a node or port"),
+        (
+            9,
+            (0, 1, 2, 3),
+            {None},
+            "the fabric, a node or port that all exchange with, or all hosts",
+        ),
     ],
 )
 def test_a_link_is_named_by_what_its_slow_ends_share(

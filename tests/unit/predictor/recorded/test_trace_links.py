@@ -89,7 +89,7 @@ def test_a_slow_fabric_is_no_ranks_link() -> None:
     (found,) = slow_links(recorded(dict.fromkeys(range(4), 3.0)))
     assert (found.rank, found.kind) == (None, AnomalyKind.LINK)
     assert found.low < 3.0 < found.high
-    assert "the fabric, or a node or port" in found.reason
+    assert "a node or port that all exchange with, or all hosts" in found.reason
 
 
 def test_steps_in_which_a_rank_tells_nothing_are_passed_over() -> None:
