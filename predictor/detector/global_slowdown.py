@@ -86,9 +86,9 @@ def update_global_slowdown(
     slow: Collection[int],
 ) -> tuple[GlobalSlowdown, GlobalSlowdownChange]:
     """Process one complete step; ranks in `slow` have findings of their own and are left out."""
-    ratio = _common_ratio(model, sample, slow)
-    if pace.limits is None or ratio is None:
+    if pace.limits is None or len({*sample.ranks} - {*slow}) < LEAST_RANKS:
         return pace, NO_NEWS
+    ratio = _common_ratio(model, sample, slow)
     limits = pace.limits
     config = replace(config, min_steps=max(MIN_STEPS, config.min_steps))
     other = _work_of(model, sample) - pace.work
@@ -153,8 +153,7 @@ def settled(
     which the chart of all ranks shares.
     """
     own = [sample for sample in history if sample.generation == generation][-LEVEL_STEPS:]
-    told = [_common_ratio(model, sample, ()) for sample in own]
-    ratios = np.array([ratio for ratio in told if ratio is not None])
+    ratios = np.array([_common_ratio(model, sample) for sample in own])
     if len(ratios) < max(LEAST_STEPS, config.warmup_steps):
         return pace
     repeated = autocorrelation(ratios[:, None])
@@ -183,13 +182,11 @@ def healthy(pace: GlobalSlowdown, sample: StepSample) -> StepSample:
     return replace(sample, observed_s=sample.observed_s / pace.slowdown)
 
 
-def _common_ratio(model: CostModel, sample: StepSample, slow: Collection[int]) -> float | None:
-    """Log observed / expected of the middle rank, the lower one of two; None without peers."""
+def _common_ratio(model: CostModel, sample: StepSample, slow: Collection[int] = ()) -> float:
+    """Log observed / expected of the middle rank, the lower one of two; `slow` are left out."""
     ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
     if slow:
         ratio = ratio[~np.isin(sample.ranks, list(slow))]
-    if len(ratio) < LEAST_RANKS:
-        return None
     middle = (len(ratio) - 1) // 2
     return float(np.partition(ratio, middle)[middle])
 

@@ -25,8 +25,8 @@ MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
 def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
     """Add the step of the unsuspected ranks to the history, and refit if due.
 
-    The step is left out if half of the ranks or more are under suspicion, or while the chart of all
-    ranks together is rising.
+    The step is left out while half of those without a finding or more are under suspicion, or the
+    chart of all ranks together is rising.
     """
     charts = evidence.charts
     is_quiet = cusum.suspicion(limits_of(evidence), charts) <= cusum.QUIET_SUSPICION
@@ -36,7 +36,8 @@ def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evi
         replace(evidence, steps_since_fit=evidence.steps_since_fit + 1),
         evidence.common,
     )
-    if quiet.sum() * 2 <= len(quiet) or (common is not None and common.is_held):
+    unnamed = ~among(sample.ranks, evidence.slow)
+    if quiet.sum() * 2 <= unnamed.sum() or (common is not None and common.is_held):
         return evidence
     limit = max(
         config.warmup_steps, min(config.history_steps, MAX_HISTORY_ROWS // len(sample.ranks))

@@ -37,11 +37,13 @@ from pacekeeper.predictor.detector.state import (
     limits_of,
     median_of_steps,
     model_of,
+    sigma_of,
     sigmas_of,
 )
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
 EVERYBODY_LATE = 1.15
+AHEAD, AHEAD_SIGMAS = 1.15, 3.0  # faster than its peers a rank is noted to be
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
 MOST_FIRST_STEP = 1.25  # times a usual step: first steps that compile or fill caches take more
 FIRST_STEP_SIGMAS = 4.0  # that a rank's first step may differ by from its peers
@@ -232,6 +234,7 @@ def _judgement(
     expected_s = model.expected_s(sample.features)
     suspicion = cusum.suspicion(limits_of(evidence), charts)[at]
     common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
+    late = median_of_steps(charts.recent[-config.measure_steps :])[at]
     together = 1.0 if evidence.common is None else evidence.common.slowdown
     if evidence.slow or together > 1.0:
         watch = CoverageState.DEGRADED
@@ -248,13 +251,18 @@ def _judgement(
         reason = f"rank {sample.ranks[worst]} is under suspicion"
     else:
         watch, reason = CoverageState.HEALTHY, reason or model.note
-    slowdown = np.exp(median_of_steps(charts.recent[-config.measure_steps :])[at])
+        fastest = int(np.argmin(late))
+        if not reason and -late[fastest] > max(
+            log(AHEAD), AHEAD_SIGMAS * sigma_of(config, evidence)
+        ):
+            rank, ahead = sample.ranks[fastest], exp(-late[fastest])
+            reason = f"rank {rank} is x{ahead:.2f} faster than its peers; were they ever healthy?"
     return Judgement(
         step=sample.step,
         ranks=sample.ranks,
         observed_s=tuple(sample.observed_s.tolist()),
         expected_s=tuple(expected_s.tolist()),
-        slowdown=tuple(slowdown.tolist()),
+        slowdown=tuple(np.exp(late).tolist()),
         suspicion=tuple(suspicion.tolist()),
         watch=watch,
         reason=reason,

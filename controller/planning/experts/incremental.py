@@ -92,6 +92,7 @@ def _paired(
 
 COPIED_PART = 0.5  # of all replicas, by a plan from scratch
 CHANGED = "present replicas, changed"
+SPLIT_GAIN = 1e-4  # of a value: less is rounding
 
 
 def permute_ranks(
@@ -163,14 +164,15 @@ def refine(task: PlacementProblem, draft: CandidatePlacement) -> CandidatePlacem
     """Apply local search to a plan from scratch, with copies free of charge."""
     replicas = draft.on_ranks()
     before = shares_on_ranks(task.loads, replicas, task.speeds)
+    if (even := draft.even) and (before.value < (1.0 - SPLIT_GAIN) * even.value).any():
+        draft = _draft(draft.name, task, replicas, before, replicas)  # split over groups: rougher
     if (before.value <= (1.0 + NEAR) * task.fluid).all():
         return draft
     free = replace(task, prices=replace(task.prices, move_s=0.0))
     needs = SpreadRequirements.of(replicas, task.cluster, task.floors)
-    after, even = local_search(replicas, free, needs, before, replicas.size)
-    changed = _draft(f"{draft.name}, evened", task, after, even, after)
-    plain = _draft(draft.name, task, replicas, before, replicas)
-    return changed if changed.price_s < plain.price_s else draft
+    after, split = local_search(replicas, free, needs, before, replicas.size)
+    changed = _draft(f"{draft.name}, evened", task, after, split, after)
+    return min(draft, changed, key=lambda one: one.price_s)
 
 
 def _draft(

@@ -15,7 +15,7 @@ from support.examples import examples
 from support.layouts import layouts
 
 numbers = st.integers(0, 2**32 - 1)
-words = st.text(st.characters(codec="utf-8"), max_size=20)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 times = st.floats(0, 1e12)
 findings = st.builds(
     Finding,

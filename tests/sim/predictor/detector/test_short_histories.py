@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.incidents.findings import Blindness
+from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.predictor.assurance.sensitivity import blindness
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.cost.model import fit
@@ -74,7 +74,7 @@ def test_it_is_named_when_it_becomes_slow_too_once_that_is_known(seed: int) -> N
 def test_nobody_recovers_beside_a_peer_that_became_slow_too_before_that_is_known(seed: int) -> None:
     job = job_of(seed, num_ranks=2, num_microbatches=8)
     evidence, _ = named(job, begin(), 4, {})
-    evidence, _ = named(job, evidence, 20, {0: 1.6})
+    evidence, _ = named(job, evidence, 4, {0: 1.6})
     before = set(evidence.slow)
     for _ in range(20):
         evidence, judgement = update_evidence(CONFIG, evidence, job.next({0: 1.6, 1: 1.6}))
@@ -82,6 +82,38 @@ def test_nobody_recovers_beside_a_peer_that_became_slow_too_before_that_is_known
     assert before <= set(evidence.slow)
     blind = blindness(CONFIG, evidence, (0, 1), step=job.step)
     assert not before or (blind is not None and blind.why is Blindness.NO_PEERS)
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_last_rank_is_known_by_its_own_steps_beside_ranks_that_were_slow_early(
+    seed: int, num_ranks: int
+) -> None:
+    """All but one become slow before the role's pace is known; then they heal, and it is slow."""
+    job, last = job_of(seed, num_ranks=num_ranks, num_microbatches=8), num_ranks - 1
+    evidence, _ = named(job, begin(), 6, {})
+    for first in range(1, num_ranks):
+        evidence, _ = named(job, evidence, 3, dict.fromkeys(range(first), 1.5))
+    evidence, _ = named(job, evidence, 50, dict.fromkeys(range(last), 1.5))
+    assert set(evidence.slow) == set(range(last))
+    evidence, found = named(job, evidence, 10, {last: 1.5})
+    assert (found, set(evidence.slow)) == ([last], {last})
+    evidence, _ = named(job, evidence, 10, {})
+    assert not evidence.slow
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_where_most_ranks_are_slow_from_the_start_the_other_is_noted(seed: int) -> None:
+    """Nothing tells them from a job with one fast rank, which is healthy, too."""
+    job, evidence = job_of(seed, num_ranks=4), begin()
+    for _ in range(60):
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next({0: 1.5, 2: 1.5, 3: 1.5}))
+    assert (judgement.watch, dict(evidence.slow)) == (CoverageState.HEALTHY, {})
+    assert "rank 1 is x1.5" in judgement.reason or "rank 1 is x1.4" in judgement.reason
+    evidence, judgement = update_evidence(CONFIG, begin(), job.next())
+    for _ in range(60):
+        evidence, judgement = update_evidence(CONFIG, evidence, job.next())
+        assert "faster" not in judgement.reason
 
 
 def num_learnt(num_first: int, times: Array, seed: int) -> int:
