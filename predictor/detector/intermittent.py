@@ -59,7 +59,8 @@ def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:
     chance, found = 1.0 / between, 0
     for num_spells, first in enumerate(reversed(begun.tolist()), start=1):
         num_steps = len(is_slow) - first
-        own = _tail(num_spells, num_steps, usual) * len(is_slow)  # any of so many runs
+        # Of any of so many runs: less would do for independent steps, but noise comes in bouts.
+        own = _tail(num_spells, num_steps, usual) * len(is_slow)
         if num_spells >= FEWEST_SPELLS and own < chance:
             chance, found = own, num_steps
     return found

@@ -142,7 +142,7 @@ def changed(
     seen = spells(is_slow)
     if seen is not None and seen.mean() <= 1.0 - 1.0 / DISSENT:
         mean = of_mean(log_ratios, is_slow, len(log_ratios) - int(is_slow.argmax()))
-        apart = abs(log(mean.value / slowdown)) - 2.0 * mean.error
+        apart = abs(log(mean.value / slowdown)) - mean.error
         return mean.value if apart >= log(CHANGE_WORTH_TELLING) else None
     for patient in (1, 4):
         count = patient * config.measure_steps * required_steps_factor(config, sigma)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.predictor.detector import intermittent
@@ -103,6 +104,37 @@ def test_spells_at_the_usual_share_are_beyond_chance_as_rarely_as_asked(usual: f
     assert alarms <= len(is_slow) / between
     often = np.arange(window) % 2 == 1
     assert intermittent.steps_beyond_chance(often, usual, between)
+
+
+def test_the_chance_of_so_many_spells_counts_for_each_run_that_was_looked_at() -> None:
+    is_slow = np.arange(32) % 8 == 7  # 4 spells, the first of them 25 steps ago
+    one_run = float(binom.sf(3, 25, 0.01))
+    assert not intermittent.steps_beyond_chance(is_slow, 0.01, 1.1 / (32 * one_run))
+    assert intermittent.steps_beyond_chance(is_slow, 0.01, 0.9 / (32 * one_run)) == 25
+
+
+def test_a_slowdown_about_as_large_as_can_be_seen_is_one_spell() -> None:
+    sigma = 0.02
+    size = intermittent.LEAST_SIGMAS * sigma
+    lasting = np.where(np.arange(32) % 2 == 0, 1.1, 0.9) * size
+    intermittent_one = np.where(np.arange(32) % 2 == 0, 1.1, 0.1) * size
+    for series, num_spells in ((lasting, 1), (intermittent_one, 16)):
+        is_slow = intermittent.slow_steps(series, doubts=0.0, sigmas=sigma)
+        assert intermittent.starts(is_slow).sum() == num_spells
+        is_slow = intermittent.slow_steps(series, doubts=size, sigmas=sigma)
+        assert not is_slow.any(), "within the doubt of the model"
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_named_by_its_first_slow_step_it_is_told_by_its_mean_later(seed: int) -> None:
+    job, evidence = SyntheticJob(seed=seed, num_microbatches=8, **DEVICE_CLOCK), begin()
+    told = []
+    for step in range(FAULT + 32):
+        sample = job.next({VICTIM: 2.0} if step >= FAULT and step % 4 == 0 else None)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
+        told += [finding.slowdown for finding in judgement.findings]
+    assert told[0] == pytest.approx(2.0, rel=0.15)
+    assert dict(evidence.slow) == {VICTIM: pytest.approx(1.25, rel=0.12)}
 
 
 def test_no_longer_slow_now_and_then_is_a_rank_that_was_quiet_for_too_long_for_it() -> None:
