@@ -1,6 +1,6 @@
 """Which places does a probe of pairs name, of random slow places in random fabrics?
 
-`python -m benchmarks.link_places`; a minute. A fabric has 2 to 6 nodes of 1 to 4 ranks, whose pairs
+`python -m benchmarks.link_places`; two minutes. A fabric has 2 to 6 nodes of 1 to 4 ranks, whose pairs
 inside nodes are four times as fast. One place of it is slow, of a random kind, or two places are.
 The probe measures all pairs, or those of its first rounds; pairs have a past, or are compared with
 their peers. Noise is that of `benchmarks.link_faults`. The truth is which measured pairs use a
@@ -199,8 +199,10 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--trials", type=int, default=500, help="random cases per row")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise-times", type=float, default=1.0, help="of the recorded noise")
     options = parser.parse_args()
-    made = rows(recorded_noise(options.data).ravel(), options.trials, options.seed)
+    noise = options.noise_times * recorded_noise(options.data).ravel()
+    made = rows(noise, options.trials, options.seed)
     show(Console(width=190), "random places in random fabrics, recorded noise", made)
     one = [row for row in made if row["slow"] == "one"]
     holds = {
