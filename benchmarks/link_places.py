@@ -1,10 +1,10 @@
 """Which places does a probe of pairs name, of random slow places in random fabrics?
 
-`python -m benchmarks.link_places`; two minutes. A fabric has 2 to 6 nodes of 1 to 4 ranks, whose pairs
-inside nodes are four times as fast. One place of it is slow, of a random kind, or two places are.
-The probe measures all pairs, or those of its first rounds; pairs have a past, or are compared with
-their peers. Noise is that of `benchmarks.link_faults`. The truth is which measured pairs use a
-place: places that the same pairs use cannot be told apart.
+`python -m benchmarks.link_places`; two minutes. A fabric has 2 to 6 nodes of 1 to 4 ranks, whose
+pairs inside nodes are four times as fast. One place of it is slow, of a random kind, or two places
+are. The probe measures all pairs, or those of its first rounds; pairs have a past, or are compared
+with their peers. Noise is that of `benchmarks.link_faults`. The truth is which measured pairs use
+a place: places that the same pairs use cannot be told apart.
 """
 
 import argparse
