@@ -291,7 +291,8 @@ def _update_progress(
         squares = max(r.sum_len_squared for r in ended.values())
     losses = [r.loss for r in ended.values() if r.loss is not None]
     weight = config.policy.load_ema if job.workload.tokens_per_step else 1.0
-    is_present = job.layouts.current is not None and generation == job.layouts.current.generation
+    current = job.layouts.current
+    is_present = current is None or generation == current.generation
     times = (*job.progress.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
     job = replace(
         job,

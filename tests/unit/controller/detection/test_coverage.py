@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller.api.messages import job_view
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness, CoverageState
 from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from pacekeeper.predictor.detector import update
-from support.machine_driver import QUICK, WARM, Driver, started, step, train
+from support.machine_driver import QUICK, WARM, Driver, attachment, started, step, train
 from support.scrapes import value
 
 QUIET = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
@@ -40,6 +41,25 @@ def test_healthy_says_what_it_would_see() -> None:
     assert sensitivity is not None
     assert 1.02 < sensitivity.slowdown < 1.10
     assert f"able to see x{sensitivity.slowdown:.2f} within 10 steps" in driver.job.coverage.reason
+
+
+def test_long_steps_are_no_silence_also_of_a_job_that_is_only_watched() -> None:
+    """A job without a layout: its step times are known, and shown, as those of others are."""
+    driver, step_s = Driver(config=QUICK), 2.0 * QUICK.blind_after_s
+    driver.agent("node-0")
+    driver.report(attached=[attachment(rank, model=None) for rank in range(4)])
+    for number in range(WARM):
+        driver.now_s += step_s
+        records = step(number, generation=0)
+        driver.report(
+            *(replace(r, duration_s=step_s) if isinstance(r, StepRecord) else r for r in records)
+        )
+    assert driver.job.layouts.current is None
+    assert job_view(driver.state, driver.job).step_s == step_s
+    driver.tick(after_s=step_s)
+    assert state_of(driver) == (CoverageState.HEALTHY, None)
+    driver.tick(after_s=2.5 * step_s)
+    assert state_of(driver)[0] is CoverageState.BLIND
 
 
 def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
