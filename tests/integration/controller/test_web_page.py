@@ -84,7 +84,7 @@ def drawn(url: str) -> str:
 def test_a_browser_draws_the_heat_map_and_the_course_of_an_incident(page: str) -> None:
     fleet = drawn(page)
     assert 'data-drawn="4"' in fleet, "a cell for each rank"
-    assert "4 ranks on 1 nodes, 1 slow" in fleet and "no answer" not in fleet
+    assert "4 ranks on 1 node, 1 slow" in fleet and "no answer" not in fleet
     incident = drawn(f"{page}incidents/1")
     assert incident.count('class="uplot') == 2 and 'data-drawn="38"' in incident
     layout = drawn(f"{page}jobs/{JOB}/layout")

@@ -64,7 +64,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const words = document.createElement("span");
       words.className = "small";
       words.textContent = `${job.watch}, ${job.rank.length.toLocaleString("en")} ranks on ` +
-        `${job.nodes.length.toLocaleString("en")} nodes` + (slow ? `, ${slow} slow` : "");
+        `${job.nodes.length.toLocaleString("en")} node${job.nodes.length === 1 ? "" : "s"}` + (slow ? `, ${slow} slow` : "");
       title.replaceChildren(link, words);
       const s = shape(job, maps.clientWidth), pen = pk.canvas(canvas, s.height);
       const at = new Map(), cells = [];
