@@ -4,6 +4,7 @@ Called by `main`. A sub-command's module is imported only when it is called, so 
 neither torch nor gRPC. A `PacekeeperError` becomes one line on stderr and the error's exit code.
 """
 
+import errno
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 import pacekeeper
-from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.errors import HostError, PacekeeperError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,18 @@ class LazyGroup(click.Group):
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a PacekeeperError ends it with one line and its exit code."""
+        """Run the command; a PacekeeperError or a full disk ends it with one line and a code."""
         try:
             return super().invoke(ctx)
         except PacekeeperError as error:
-            click.echo(f"pacekeeper: {error}", err=True)
-            ctx.exit(int(error.exit_code))
+            failure = error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            what = error.filename or "all output"
+            failure = HostError(f"cannot write {what}: {error.strerror}", remedy="free space")
+        click.echo(f"pacekeeper: {failure}", err=True)
+        ctx.exit(int(failure.exit_code))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -70,6 +70,21 @@ def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
     assert_refused(done, ExitCode.CONFIG, "none.toml")
 
 
+def test_output_to_a_full_disk_is_an_error_of_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*FRESH, "doctor", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == ExitCode.HOST
+    assert (
+        done.stderr == "pacekeeper: cannot write all output: No space left on device; free space\n"
+    )
+
+
 def test_an_option_without_its_value_is_no_directory() -> None:
     """As `--config "$UNSET"` gives it."""
     assert_refused(pacekeeper("agent", "--config", ""), ExitCode.CONFIG, "--config: expected a fil")
