@@ -99,22 +99,28 @@ def raise_alarms(
 
 def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, Slowdown]:
     """Return the slowdowns, by position, of ranks whose last steps hold more slow spells than
-    chance, at the share of steps in which one begins on the other ranks without a finding.
+    chance, at the share of steps in which one begins on the other ranks without a finding, or a
+    fast one on the rank itself.
     """
     charts, limits, found = evidence.charts, limits_of(evidence), dict[int, Slowdown]()
     is_healthy = ~among(charts.ranks, evidence.slow)
-    recent, doubts = charts.recent, charts.recent_doubt
-    is_slow = slow_steps(recent, doubts=doubts, sigmas=sigmas / limits.weight) & is_healthy
-    if not is_slow[-1].any():
+    recent, doubts, of_one = charts.recent, charts.recent_doubt, sigmas / limits.weight
+    is_slow = slow_steps(recent, doubts=doubts, sigmas=of_one) & is_healthy
+    if not is_slow[-1:].any():
         return found
     num_spells = starts(is_slow).sum(axis=0)
     num_steps = (np.isfinite(recent) & is_healthy).sum(axis=0)
     for i in np.flatnonzero(is_slow[-1] & (num_spells >= FEWEST_SPELLS)).tolist():
         others = int(num_spells.sum() - num_spells[i]), int(num_steps.sum() - num_steps[i])
-        usual = (1.0 + others[0]) / (1.0 / USUAL_SHARE + others[1])
         told = np.isfinite(recent[:, i])
+        own = recent[told, i]
+        is_fast = slow_steps(-own, doubts=doubts[told, i], sigmas=of_one[i])
+        usual = max(
+            (1.0 + others[0]) / (1.0 / USUAL_SHARE + others[1]),
+            float(starts(is_fast).mean()),  # noise of its own is as often on the other side
+        )
         run = steps_beyond_chance(is_slow[told, i], usual, limits.between / charts.num_parts)
-        slowdown = of_mean(recent[told, i], is_slow[told, i], run) if run else None
+        slowdown = of_mean(own, is_slow[told, i], run) if run else None
         if slowdown is not None and slowdown.value >= least:
             found[i] = slowdown
     return found
