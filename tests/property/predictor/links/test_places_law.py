@@ -9,7 +9,7 @@ from benchmarks.link_places import TWO, drawn, expected, outcome, pairs_through,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.links.places import GroupReading, find_slow_places
+from pacekeeper.predictor.links.places import MOST_FOR_PAIRS, GroupReading, find_slow_places
 from support.examples import seeds
 
 NOISE = np.random.default_rng(3).normal(0.0, 0.02, 5000)  # log
@@ -30,8 +30,9 @@ def test_random_groups_name_the_place_and_its_look_alikes(
 ) -> None:
     users = pairs_through(node_of)
     planted = data.draw(st.sampled_from(sorted(users)))
-    one = st.lists(st.sampled_from(sorted(node_of)), min_size=2, unique=True).map(tuple)
-    groups = data.draw(st.lists(one, min_size=1, max_size=12))
+    ranks = st.sampled_from(sorted(node_of))
+    one = st.lists(ranks, min_size=2, max_size=MOST_FOR_PAIRS, unique=True)
+    groups = data.draw(st.lists(one.map(tuple), min_size=1, max_size=12))
     pairs = [set(combinations(sorted(group), 2)) for group in groups]
     is_slow = {place: [bool(own & users[place]) for own in pairs] for place in users}
     readings = [
