@@ -231,6 +231,8 @@ def top(terminal: Terminal) -> None:
     pytest.importorskip("textual", reason="needs pacekeeper[top]")
     import asyncio
 
+    from textual.widgets import DataTable
+
     from pacekeeper.cli.top.app import TopApp
     from pacekeeper.cli.top.source import ControllerSource
 
@@ -246,6 +248,9 @@ def top(terminal: Terminal) -> None:
                 for _ in range(3):  # an act starts a poll, which starts a redraw
                     await pilot.pause()
                     await app.workers.wait_for_complete()
+                tables = app.screen.query(DataTable)
+                while any(one._require_update_dimensions or one._updated_cells for one in tables):
+                    await pilot.pause()  # columns get their widths when a table is idle
                 await pilot.pause()
 
             await press()
