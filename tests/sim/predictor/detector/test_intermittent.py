@@ -91,6 +91,22 @@ def test_nobody_is_named_where_all_ranks_are_slow_now_and_then(seed: int) -> Non
     assert not named
 
 
+def test_a_rank_with_more_noise_than_its_peers_is_as_often_fast() -> None:
+    """Five times as much: its charts may name it, now and then slow it is hardly ever."""
+    named = 0
+    for seed in range(10):
+        job, random = SyntheticJob(seed=seed, num_ranks=8), np.random.default_rng(seed)
+        evidence, is_named = begin(), False
+        for _ in range(400):
+            sample = job.next(None)
+            times = np.where(np.arange(8) == VICTIM, np.exp(random.normal(0.0, 0.1)), 1.0)
+            sample = replace(sample, observed_s=sample.observed_s * times)
+            evidence, judgement = update_evidence(CONFIG, evidence, sample)
+            is_named |= any("slow ones" in finding.reason for finding in judgement.findings)
+        named += is_named
+    assert named <= 3  # 7 where only its peers count
+
+
 @pytest.mark.parametrize("usual", [0.02, 0.1])
 def test_spells_at_the_usual_share_are_beyond_chance_as_rarely_as_asked(usual: float) -> None:
     random, window, between = np.random.default_rng(1), 32, 1_000.0
