@@ -145,16 +145,19 @@ class _ToldStep(StepResult):
     __slots__ = ()
 
     def __enter__(self) -> StepResult:
-        self._watch.begin_step(told=self._step)
+        self._watch.reporter.run_guarded(self._watch.begin_step, self._step)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            self._watch.end_step(
-                tokens=self.tokens, loss=self.loss, sum_len_squared=self.sum_len_squared
-            )
+            self._watch.reporter.run_guarded(self._end)
         else:
             self._watch.abandon_step()
+
+    def _end(self) -> None:
+        self._watch.end_step(
+            tokens=self.tokens, loss=self.loss, sum_len_squared=self.sum_len_squared
+        )
 
     @property
     def _watch(self) -> TrainingWatch:
@@ -172,7 +175,8 @@ class _ToldMicrobatch(MicrobatchTimer):
 
     def __enter__(self) -> "_ToldMicrobatch":
         self._given, self._is_told = self._features, self._features[2] > 0
-        cast(TorchHooks, self._calls).watch.begin_told(self)
+        watch = cast(TorchHooks, self._calls).watch
+        watch.reporter.run_guarded(watch.begin_told, self)
         super().__enter__()
         return self
 

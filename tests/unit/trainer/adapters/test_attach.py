@@ -419,6 +419,21 @@ def test_hooks_never_raise_into_training(tmp_path: Path, monkeypatch: pytest.Mon
     loop.pace.detach()
 
 
+def test_blocks_never_raise_into_training(tmp_path: Path) -> None:
+    def no_number() -> int:
+        raise RuntimeError("the trainer's")
+
+    for number, step in (("5", 0), (5, no_number)):
+        loop = Loop(tmp_path, step=step)
+        wrong: Any = number
+        with loop.pace.step(wrong), loop.pace.micro_batch_timer(tokens=1):
+            loop.batch()
+        with loop.pace.micro_batch_timer(tokens=1):
+            loop.batch()
+        assert loop.pace.ring.num_errors >= 1
+        loop.pace.detach()
+
+
 def handed_over(module: Any) -> Any:
     """The module as a process that is spawned gets it."""
     return ForkingPickler.loads(ForkingPickler.dumps(module))
