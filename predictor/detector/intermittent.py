@@ -6,8 +6,7 @@ last steps (a scan statistic); a rank that has so many by chance, at the share o
 peers have one, is named as rarely as any other. Pure.
 """
 
-from functools import lru_cache
-from math import comb, log
+from math import log
 
 import numpy as np
 
@@ -55,24 +54,15 @@ def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:
         usual: share of healthy steps in which a spell starts.
         between: steps of a rank between two of its false alarms.
     """
-    begun = np.flatnonzero(starts(is_slow))
-    chance, found = 1.0 / between, 0
-    for num_spells, first in enumerate(reversed(begun.tolist()), start=1):
-        num_steps = len(is_slow) - first
-        # Of any of so many runs: less would do for independent steps, but noise comes in bouts.
-        own = _tail(num_spells, num_steps, usual) * len(is_slow)
-        if num_spells >= FEWEST_SPELLS and own < chance:
-            chance, found = own, num_steps
-    return found
+    from scipy.special import bdtrc  # slow to import: not at start-up
 
-
-@lru_cache(maxsize=4096)
-def _tail(least: int, num: int, share: float) -> float:
-    """Chance of `least` or more of `num` at this share."""
-    return sum(
-        comb(num, count) * share**count * (1.0 - share) ** (num - count)
-        for count in range(least, num + 1)
-    )
+    begun = np.flatnonzero(starts(is_slow))[::-1]
+    num_steps = len(is_slow) - begun
+    # Of any of so many runs: less would do for independent steps, but noise comes in bouts.
+    chance = bdtrc(np.arange(len(begun)), num_steps, usual) * len(is_slow)
+    chance[: FEWEST_SPELLS - 1] = 1.0
+    least = int(chance.argmin()) if len(chance) else 0
+    return int(num_steps[least]) if len(chance) and chance[least] < 1.0 / between else 0
 
 
 def spells(is_slow: Flags) -> Flags | None:
