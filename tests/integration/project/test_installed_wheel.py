@@ -74,7 +74,7 @@ EXTRA_OF_COMMAND = {
     "controller": "controller",
     "launch": "trainer",
     "demo": "all",
-    "backup": "controller",
+    "store": "controller",
     "healthcheck": "agent",
     "status": "cli",
     "replay": "cli",
