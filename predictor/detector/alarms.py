@@ -111,12 +111,13 @@ def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, 
     num_spells = starts(is_slow).sum(axis=0)
     num_steps = (np.isfinite(recent) & is_healthy).sum(axis=0)
     for i in np.flatnonzero(is_slow[-1] & (num_spells >= FEWEST_SPELLS)).tolist():
-        others = int(num_spells.sum() - num_spells[i]), int(num_steps.sum() - num_steps[i])
+        spells_of_others = int(num_spells.sum() - num_spells[i])
+        steps_of_others = int(num_steps.sum() - num_steps[i])
         told = np.isfinite(recent[:, i])
         own = recent[told, i]
         is_fast = slow_steps(-own, doubts=doubts[told, i], sigmas=of_one[i])
         usual = max(
-            (1.0 + others[0]) / (1.0 / USUAL_SHARE + others[1]),
+            (1.0 + spells_of_others) / (1.0 / USUAL_SHARE + steps_of_others),
             float(starts(is_fast).mean()),  # noise of its own is as often on the other side
         )
         run = steps_beyond_chance(is_slow[told, i], usual, limits.between / charts.num_parts)

@@ -108,8 +108,8 @@ def is_over(
 
     Requires as many steps as separate the two levels under this noise, `recover_steps` at least. A
     residual within the model's doubt counts as recovered: otherwise a healthy rank on a layout that
-    the model has not seen could stay in the finding for ever. A rank that is slow now and then has
-    to be quiet for longer than it was between its slow steps.
+    the model has not seen could stay in the finding for ever. A rank that is slow now and then is
+    not back before it has been quiet for longer than chance allows (`is_ongoing`).
     """
     ill = log(slowdown)
     back = min(log(config.recover_slowdown), 0.5 * ill)
