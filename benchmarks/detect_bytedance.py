@@ -2,7 +2,8 @@
 
 `python -m benchmarks.detect_bytedance`; some minutes. AR holds one slow worker (rank 0, from the
 first step), SE and ST hold none: their trouble is work. Into SE a slowdown is injected at a random
-rank and step; a rule sees the record up to the first (second, ...) slow step and no more. "False":
+rank and step; a rule sees the record up to the first (second, ...) slow step and no more, or, where
+only one of three steps is slow ("in 1 of 3"), up to the last of so many. "False":
 accusations of anybody else, and of anybody in clean data: whole traces, random halves of the steps,
 steps in random order, everything up to each step, healthy runs of a mixture of experts.
 """
@@ -36,16 +37,17 @@ from pacekeeper.predictor.recorded.trace import Trace
 from pacekeeper.simulator.readers.bytedance import read_bytedance
 from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 
-# factor, steps seen of it
 INJECTIONS = (
-    (1.03, 1),
-    (1.03, 2),
-    (1.05, 1),
-    (1.05, 2),
-    (1.10, 1),
-    (1.50, 1),
-    (1.50, 5),
-)  # factor, steps
+    (1.03, 1, 1),
+    (1.03, 2, 1),
+    (1.05, 1, 1),
+    (1.05, 2, 1),
+    (1.10, 1, 1),
+    (1.50, 1, 1),
+    (1.50, 5, 1),
+    (1.20, 25, 3),
+    (1.50, 25, 3),
+)  # factor, steps seen of it, slow in one of so many
 BARS = {(1.05, 1): 0.95, (1.03, 2): 0.95}
 SLOW_RANK, SLOWDOWN = 0, 2.35
 
@@ -71,7 +73,7 @@ def _with_steps(trace: Trace, step: Any) -> Trace:
 
 
 def injected(
-    trace: Trace, factor: float, steps_seen: int, trials: int, seed: int, rule: str
+    trace: Trace, factor: float, steps_seen: int, every: int, trials: int, seed: int, rule: str
 ) -> dict[str, Any]:
     """Random ranks slowed from random steps on: how many are found in the first steps."""
     rng = np.random.default_rng(seed)
@@ -81,10 +83,12 @@ def injected(
         rank = int(rng.choice(ranks))
         onset = int(rng.integers(1, len(steps) - steps_seen + 1))
         seen = until(trace, int(steps[onset + steps_seen - 1]))
-        named = accused(slowed(seen, rank, int(steps[onset]), factor), rule, healthy=seen)
+        slow = slowed(seen, rank, int(steps[onset]), factor, every=every)
+        named = accused(slow, rule, healthy=seen)
         hits.append(rank in named)
         false += len(named - {rank})
-    return {"factor": factor, "steps": steps_seen, "found": share(hits), "false": false}
+    found = share(hits)
+    return {"factor": factor, "steps": steps_seen, "every": every, "found": found, "false": false}
 
 
 def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Anomaly]]:
@@ -144,16 +148,17 @@ def show_injected(
 ) -> dict[str, list[dict[str, Any]]]:
     """What each rule finds of the slowdowns put into a trace."""
     rows = {
-        rule: [injected(trace, factor, steps, trials, seed, rule) for factor, steps in INJECTIONS]
+        rule: [injected(trace, *injection, trials, seed, rule) for injection in INJECTIONS]
         for rule in PLAYED
     }
     table = Table(title=f"found of {trials} slowdowns put into SE (false accusations)")
     for column in ("factor", "within steps", "bar", *PLAYED):
         table.add_column(column, justify="right")
-    for i, (factor, steps) in enumerate(INJECTIONS):
+    for i, (factor, steps, every) in enumerate(INJECTIONS):
         bar = BARS.get((factor, steps))
+        name = f"x{factor}" + (f" in 1 of {every}" if every > 1 else "")
         cells = (f"{rows[rule][i]['found']:.1%} ({rows[rule][i]['false']})" for rule in rows)
-        table.add_row(f"x{factor}", str(steps), f"{bar:.0%}" if bar else "-", *cells)
+        table.add_row(name, str(steps), f"{bar:.0%}" if bar else "-", *cells)
     console.print(table)
     return rows
 

@@ -63,10 +63,11 @@ def until(trace: Trace, last_step: int) -> Trace:
     return only(trace, compute(trace).step <= last_step)
 
 
-def slowed(trace: Trace, rank: int, first_step: int, factor: float) -> Trace:
-    """The rank's compute times multiplied from this step on."""
+def slowed(trace: Trace, rank: int, first_step: int, factor: float, *, every: int = 1) -> Trace:
+    """The rank's compute times multiplied from this step on, in one of `every` steps."""
     table = compute(trace)
-    hit = (table.rank == rank) & (table.step >= first_step)
+    since = table.step - first_step
+    hit = (table.rank == rank) & (since >= 0) & (since % every == 0)
     return replace(
         trace, compute=replace(table, compute_s=np.where(hit, factor, 1.0) * table.compute_s)
     )

@@ -15,6 +15,7 @@ import numpy as np
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.recorded.anomalies import Anomaly, AnomalyKind
+from pacekeeper.predictor.recorded.intermittent import with_intermittent
 from pacekeeper.predictor.recorded.noise import Noise, noise_of
 from pacekeeper.predictor.recorded.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.recorded.shift_scan import strongest_shifts
@@ -46,6 +47,7 @@ def rank_faults(trace: Trace) -> tuple[Anomaly, ...]:
         return ()
     times = times_of(trace)
     known = np.zeros((len(times.steps), len(times.rank_of)))
+    lost = np.zeros((len(times.steps), len(times.ranks)))
     found: list[Shift] = []
     for _ in range(2 * len(times.ranks) * len(times.layouts)):
         kinds = residuals_of(times, known)
@@ -74,9 +76,18 @@ def rank_faults(trace: Trace) -> tuple[Anomaly, ...]:
         taken = list[Shift]()
         for shift in sorted(_strongest_per_pipeline(times, shifts), key=lambda one: one.first):
             if not any(part.rank == shift.rank and shift.first < part.end for part in taken):
-                taken += _subtract(times, views, shift, known)
+                taken += _subtract(times, views, shift, known, lost)
         found += taken
     merged = _merged(times, found)
+    for (begin, end), ((residuals, noise), *_) in views.items():
+        merged = with_intermittent(
+            merged,
+            residuals,
+            noise,
+            lost=lost[begin:end],
+            begin=begin,
+            false_alarms=FALSE_ALARMS / len(views),
+        )
     anomalies = [_anomaly(trace, times, shift, merged) for shift in merged]
     return tuple(sorted(anomalies, key=lambda anomaly: -anomaly.slowdown))
 
@@ -99,11 +110,13 @@ def _strongest_per_pipeline(times: TraceTimes, shifts: Sequence[Shift]) -> list[
     return list(best.values())
 
 
-def _subtract(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> list[Shift]:
+def _subtract(
+    times: TraceTimes, views: _Views, shift: Shift, known: Array, lost: Array
+) -> list[Shift]:
     """Subtract a shift and its continuations in later layouts, and return them.
 
     Adds the measured loss of each step to `known` [steps, columns]: what remained of an uneven
-    fault would accuse the ranks compared with it.
+    fault would accuse the ranks compared with it. `lost` [steps, ranks] takes that of all compute.
     """
     parts = [shift, *_continuations(times, views, shift)]
     for part in parts:
@@ -114,6 +127,11 @@ def _subtract(times: TraceTimes, views: _Views, shift: Shift, known: Array) -> l
             own = residuals.columns[times.rank_of[residuals.columns] == part.rank]
             by_step = residuals.by_step[there.first : there.end, part.rank]
             known[part.first : part.end, own] += np.nan_to_num(by_step - base)[:, None]
+        residuals, noise = views[begin, end][0]
+        by_step = residuals.by_step[there.first : there.end, part.rank]
+        lost[part.first : part.end, part.rank] += np.nan_to_num(
+            by_step - base_of(residuals, noise, there)
+        )
     return parts
 
 
@@ -170,6 +188,10 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
     if shift.chunk is not None:
         chunk = f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
     others = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
+    evident = f"{shift.strength:.1f} x the evidence needed"
+    if shift.num_slow:
+        chunk = "in the mean "
+        evident = f"slow in {shift.num_slow} of these steps only, more often than by chance"
     return Anomaly(
         kind=AnomalyKind.COMPUTE,
         rank=rank,
@@ -184,8 +206,7 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
             f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
             f"{chunk}for x{value:.3f} of the time that its work explains "
             f"(95 %: {low:.3f} to {high:.3f}), {_describe_period(times, shift)}; "
-            f"{_describe_group(trace, times, shift)}{others}; "
-            f"{shift.strength:.1f} x the evidence needed"
+            f"{_describe_group(trace, times, shift)}{others}; {evident}"
         ),
     )
 

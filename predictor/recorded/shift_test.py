@@ -41,6 +41,8 @@ class Shift:
         strength: evidence as a multiple of the threshold; a rank is accused from 1.0 on.
         num_before: number of steps before `first`.
         company: the ranks that slowed together, itself included; empty if it slowed alone.
+        num_slow: it is slow in so many of the steps only, with `log_slowdown` for the mean of all;
+            0: in all of them.
     """
 
     rank: int
@@ -52,6 +54,7 @@ class Shift:
     strength: float
     num_before: int
     company: tuple[int, ...] = ()
+    num_slow: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

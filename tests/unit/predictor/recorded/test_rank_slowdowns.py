@@ -50,6 +50,57 @@ def test_a_transient_ends_and_may_come_back() -> None:
     assert "and recovered" in found[0].reason
 
 
+def now_and_then(trace: Trace, rank: int, factor: float, *, every: int, first: int) -> Trace:
+    table = table_of(trace)
+    since = table.step - FIRST_STEP - first
+    return timed(
+        trace, np.where((table.rank == rank) & (since >= 0) & (since % every == 0), factor, 1.0)
+    )
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("every", [2, 3, 4])
+@pytest.mark.parametrize("is_summed", [False, True])
+def test_a_rank_slow_now_and_then_is_told_by_its_mean(
+    seed: int, every: int, is_summed: bool
+) -> None:
+    trace = now_and_then(pipeline(seed=seed, num_steps=40), 5, 1.3, every=every, first=12)
+    (anomaly,) = rank_faults(summed(trace) if is_summed else trace)
+    assert (anomaly.rank, anomaly.tier) == (5, Tier.PROBABLE)
+    assert anomaly.first_step == FIRST_STEP + 12
+    assert anomaly.slowdown == pytest.approx(1.0 + 0.3 / every, abs=0.02)
+    assert f"slow in {28 // every + (28 % every > 0)} of these steps" in anomaly.reason
+
+
+@pytest.mark.parametrize(("num_slow", "every"), [(4, 12), (8, 24)])
+def test_slow_stretches_that_are_all_found_stay_slowdowns_of_their_own(
+    num_slow: int, every: int
+) -> None:
+    trace, firsts = pipeline(num_dp=4, num_steps=78), range(6, 78, every)
+    for first in firsts:
+        trace = slowed(trace, 4, 1.3, first=first, last=first + num_slow - 1)
+    found = sorted(rank_faults(trace), key=lambda anomaly: anomaly.first_step)
+    assert [(t.rank, t.first_step) for t in found] == [(4, FIRST_STEP + first) for first in firsts]
+    assert all(anomaly.low < 1.3 < anomaly.high for anomaly in found)
+
+
+def test_a_rank_slow_now_and_then_beside_one_that_is_slow_throughout() -> None:
+    trace = now_and_then(pipeline(num_steps=40), 5, 1.3, every=3, first=4)
+    found = {t.rank: t for t in rank_faults(slowed(trace, 2, 1.2, first=20))}
+    assert set(found) == {2, 5}
+    assert found[5].slowdown == pytest.approx(1.1, abs=0.02)
+    assert found[2].low < 1.2 < found[2].high
+
+
+def test_ranks_that_are_all_slow_now_and_then_are_not_named() -> None:
+    trace = pipeline(num_dp=16, num_stages=1, num_steps=60)
+    table = table_of(trace)
+    wild = np.random.default_rng(2).random((60, 16)) < 1 / 6
+    is_wild = wild[table.step - FIRST_STEP, table.rank]
+    named = rank_faults(timed(trace, np.where(is_wild, 1.3, 1.0)))
+    assert not [anomaly for anomaly in named if "of these steps" in anomaly.reason]
+
+
 @pytest.mark.parametrize("factor", [1.06, 1.3])
 def test_a_recovery_does_not_accuse_the_stage_that_was_compared_with_it(factor: float) -> None:
     trace = slowed(pipeline(num_dp=8), 2, factor, last=5)

@@ -1,0 +1,92 @@
+"""Finds the ranks of a recorded run that are slow now and then, as the detector of live jobs does.
+
+By the number of slow spells beside those of the peers and beside fast spells of the rank itself. A
+shift asks that the steps of a stretch agree; where they do not, it tells the largest spells as
+slowdowns of their own, and their level instead of the mean that the job loses.
+"""
+
+from collections.abc import Sequence
+from math import log
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.detector.intermittent import (
+    FEWEST_SPELLS,
+    USUAL_SHARE,
+    slow_steps,
+    starts,
+    steps_beyond_chance,
+)
+from pacekeeper.predictor.detector.slowdown import of_mean
+from pacekeeper.predictor.recorded.noise import Noise
+from pacekeeper.predictor.recorded.residuals import Residuals
+from pacekeeper.predictor.recorded.shift_test import Shift
+from pacekeeper.predictor.stats.robust import column_medians
+
+MOST_NOISE = 3.0  # times its peers': more is spells, not noise
+
+
+def with_intermittent(
+    found: Sequence[Shift],
+    residuals: Residuals,
+    noise: Noise,
+    *,
+    lost: Array,
+    begin: int,
+    false_alarms: float,
+) -> list[Shift]:
+    """Return the shifts with those of ranks that are slow now and then in one layout.
+
+    Such a shift takes the place of the rank's shifts that begin between its spells, if those are
+    fewer than the spells.
+
+    Args:
+        found: of all layouts.
+        residuals: of all compute in the layout, less what `found` explains.
+        noise: of these residuals.
+        lost: [steps, ranks] what `found` explains of them (log).
+        begin: first step of the layout.
+        false_alarms: expected in the layout, if nothing is wrong.
+    """
+    above = residuals.by_step - column_medians(residuals.by_step) + lost
+    of_peers = np.empty_like(noise.fast)
+    for stage in np.unique(noise.stage):
+        of_peers[noise.stage == stage] = np.median(noise.fast[noise.stage == stage])
+    sigmas = np.hypot(np.minimum(noise.fast, MOST_NOISE * of_peers), noise.wander)
+    is_slow = slow_steps(above, doubts=0.0, sigmas=sigmas)
+    begun, is_told = starts(is_slow), np.isfinite(above)
+    begun_fast = starts(slow_steps(-above, doubts=0.0, sigmas=sigmas))
+    shifts = list(found)
+    for rank in np.flatnonzero(begun.sum(axis=0) >= FEWEST_SPELLS).tolist():
+        told = np.flatnonzero(is_told[:, rank])
+        told = told[: np.flatnonzero(is_slow[told, rank])[-1] + 1]
+        num_begun, num_told = np.delete(begun, rank, axis=1).sum(), np.delete(is_told, rank, 1).sum()
+        usual = max(
+            (1.0 + num_begun) / (1.0 / USUAL_SHARE + num_told),
+            float(begun_fast[told, rank].mean()),
+        )
+        length = steps_beyond_chance(is_slow[told, rank], usual, is_told.sum() / false_alarms)
+        if not length:
+            continue
+        stretch = told[-length:]
+        first, end = begin + int(stretch[0]), begin + int(stretch[-1]) + 1
+        parts = [one for one in shifts if one.rank == rank and first <= one.first < end]
+        if len(parts) >= begun[stretch, rank].sum():
+            continue
+        mean = of_mean(above[stretch, rank], is_slow[stretch, rank], length)
+        shifts = [one for one in shifts if one not in parts]
+        shifts.append(
+            Shift(
+                rank=rank,
+                chunk=None,
+                first=first,
+                end=end,
+                log_slowdown=log(mean.value),
+                error=mean.error,
+                strength=1.0,
+                num_before=int(stretch[0]),
+                num_slow=mean.num_slow,
+            )
+        )
+    return shifts
