@@ -1,9 +1,11 @@
-"""Text from other programs as one printable line of bounded length.
+"""Durations for people, and text from other programs as one printable line of bounded length.
 
 For logs, terminals and pages: an agent's or a trainer's text never moves a cursor.
 """
 
 MAX_CHARACTERS = 500
+
+_UNITS = ((172_800, 86_400, "days"), (7200, 3600, "h"), (120, 60, "min"), (1, 1, "s"))
 
 
 def one_line(text: str, most: int = MAX_CHARACTERS) -> str:
@@ -11,3 +13,13 @@ def one_line(text: str, most: int = MAX_CHARACTERS) -> str:
     if len(text) <= most and text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+
+
+def format_s(duration_s: float) -> str:
+    """A duration with three significant digits: 0.21 ms, 1.23 ms, 45.6 ms, 1.23 s, 12.5 min."""
+    if not duration_s:
+        return "0 s"
+    rounded_s = abs(float(f"{duration_s:.2e}"))  # 0.9996 s is 1 s, not 1e+03 ms
+    units = ((unit_s, unit) for least_s, unit_s, unit in _UNITS if rounded_s >= least_s)
+    unit_s, unit = next(units, (1e-3, "ms"))
+    return f"{duration_s / unit_s:.3g} {unit}"

@@ -21,6 +21,7 @@ from pacekeeper.core.errors import (
     PacekeeperError,
     UnreachableError,
 )
+from pacekeeper.core.text import format_s
 
 DEADLINE_S = 5.0
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
@@ -83,7 +84,7 @@ def open_channel(client: ClientConfig) -> Iterator[Any]:
         if not noted:
             noted.append(address)
             last = f"; the last to lead is {leader}" if leader else ""
-            text = f"{address} stands by: what it shows is {age_s:.0f} s old{last}"
+            text = f"{address} stands by: what it shows is {format_s(age_s)} old{last}"
             print(text, file=sys.stderr)
 
     try:

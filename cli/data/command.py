@@ -12,6 +12,7 @@ import click
 
 from pacekeeper.cli.common.options import option_group
 from pacekeeper.cli.data.progress import Progress, format_mb
+from pacekeeper.core.text import format_s
 
 if TYPE_CHECKING:
     from pacekeeper.trainer.data.token_file import TokenDtype
@@ -124,7 +125,7 @@ def tokenize_command(
         elapsed_s = progress.elapsed_s
     click.echo(
         f"{output}: {info.num_tokens:,} tokens ({info.dtype}) of {info.num_documents:,} documents, "
-        f"vocabulary {info.vocab_size:,}, from {format_mb(size_bytes)} in {elapsed_s:.1f} s "
+        f"vocabulary {info.vocab_size:,}, from {format_mb(size_bytes)} in {format_s(elapsed_s)} "
         f"({format_mb(size_bytes / elapsed_s)}/s)"
     )
 

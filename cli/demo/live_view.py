@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pacekeeper.cli.common.sparkline import sparkline
 from pacekeeper.cli.demo.recorder import DemoEvent, Recorder
+from pacekeeper.core.text import format_s
 
 _STYLES = {
     "fault": "bold red",
@@ -77,7 +78,7 @@ class LiveView:
         newest = self.recorder.steps[-1]
         layout = self.recorder.layouts.get(newest.generation)
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("rank", "observed ms", "expected ms", "slowdown", "", "batch", "replicas"):
+        for name in ("rank", "observed", "expected", "slowdown", "", "batch", "replicas"):
             table.add_column(name, justify="left" if not name else "right")
         for i, rank in enumerate(newest.ranks):
             slowdown = newest.slowdown[i]
@@ -91,8 +92,8 @@ class LiveView:
             bar = "" if math.isnan(slowdown) else "#" * round(min(slowdown, 3.0) * 10)
             table.add_row(
                 str(rank),
-                f"{newest.observed_s[i] * 1e3:.0f}",
-                "..." if math.isnan(newest.expected_s[i]) else f"{newest.expected_s[i] * 1e3:.0f}",
+                format_s(newest.observed_s[i]),
+                "..." if math.isnan(newest.expected_s[i]) else format_s(newest.expected_s[i]),
                 "..." if math.isnan(slowdown) else f"x{slowdown:.2f}",
                 bar,
                 f"{share:.0%}",

@@ -21,6 +21,7 @@ from pacekeeper.cli.demo.metrics import (
 from pacekeeper.cli.demo.recorder import DemoEvent, StepView
 from pacekeeper.cli.demo.script import ScriptRunner
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.text import format_s
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
 RANK_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
@@ -112,7 +113,7 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     lines += [
         ("tokens/s recovered", _rate_text(rates.recovered)),
         ("killed rank", f"rank {recovery.killed_rank}; {recovery.survivors} survivors continued"),
-        ("kill to next step", "never" if gap is None else f"{gap:.2f} s"),
+        ("kill to next step", "never" if gap is None else f"{format_s(gap)}"),
         ("steps lost", str(recovery.steps_lost)),
         ("tokens/s after the kill", _rate_text(rates.after_kill)),
         ("loss", f"{outcome.training.loss_first:.3f} -> {outcome.training.loss_last:.3f}"),

@@ -12,6 +12,7 @@ from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.core.addresses import split_addresses
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
+from pacekeeper.core.text import format_s
 
 SOON_S = 2 * 86_400.0  # as in the alert PacekeeperCertificateEnds
 REACH_TIMEOUT_S = 3.0
@@ -37,10 +38,10 @@ def check_certificate(path: str, unix_s: float) -> Check | str:
     left_s = tls.certificate_end_unix_s(path) - unix_s
     if left_s <= 0.0:
         raise ConfigError(
-            f"{path}: expired {-left_s / 86_400.0:.1f} days ago",
+            f"{path}: expired {format_s(-left_s)} ago",
             remedy="renew it with `pacekeeper certs renew` or with your authority",
         )
-    found = f"{path}: {left_s / 86_400.0:.1f} days left"
+    found = f"{path}: {format_s(left_s)} left"
     if left_s < SOON_S:
         return Check(
             name="", health=Health.LIMITED, found=found, remedy="renew it before it expires"

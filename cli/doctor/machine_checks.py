@@ -20,6 +20,7 @@ from pacekeeper.cli.doctor.checks import Check, Health
 from pacekeeper.core.addresses import AGENT_PORT, API_PORT, METRICS_PORT
 from pacekeeper.core.errors import ExitCode, VersionError
 from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.text import format_s
 
 SLOW_LOOKUP_S = 1.0
 MIN_OPEN_FILES = 65536
@@ -259,7 +260,7 @@ def check_resolver() -> Check:
     return Check(
         name="resolver",
         health=Health.LIMITED if slow else Health.OK,
-        found=f"reverse look-up took {took_s:.2f} s",
+        found=f"reverse look-up took {format_s(took_s)}",
         remedy='set RES_OPTIONS="timeout:1 attempts:1" (launch does)' if slow else "",
     )
 

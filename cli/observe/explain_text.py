@@ -10,6 +10,7 @@ from rich.markup import escape
 from pacekeeper.cli.common.sparkline import sparkline
 from pacekeeper.cli.observe.incident_text import death_lines, ranks_text
 from pacekeeper.core.incidents.findings import describe_cause
+from pacekeeper.core.text import format_s
 
 BAR_WIDTH = 40  # with label and range a line has 80 columns
 _WHEN = {"before": "before", "during": "while open", "after": "after"}
@@ -87,7 +88,7 @@ def _header_lines(incident: Any) -> Iterator[str]:
     since = f"onset at step {incident.onset_step}, detected at step {incident.found_step}"
     if incident.HasField("closed_unix_s"):
         lasted_s = incident.closed_unix_s - incident.opened_unix_s
-        end = f"[green]closed at step {incident.closed_step}, after {duration_text(lasted_s)}[/]"
+        end = f"[green]closed at step {incident.closed_step}, after {format_s(lasted_s)}[/]"
     else:
         end = "[bold red]open[/]"
     yield f"  opened {opened}; {since}; {end}"
@@ -125,15 +126,15 @@ def _decision_lines(note: Any) -> Iterator[str]:
     yield f"    {escape(note.reason)}"
     if note.HasField("generation"):
         yield (
-            f"    forecast: step time {note.current_step_s * 1e3:.0f} -> "
-            f"{note.planned_step_s * 1e3:.0f} ms; applying it costs {note.cost_s:.1f} s and moves "
+            f"    forecast: step time {format_s(note.current_step_s)} -> "
+            f"{format_s(note.planned_step_s)}; applying it costs {format_s(note.cost_s)} and moves "
             f"{note.moved_bytes / 1e6:,.1f} MB"
         )
     for one in note.considered:
         if one.why_not:
             yield (
                 f"    [dim]not chosen: {escape(one.level)} "
-                f"({one.planned_step_s * 1e3:.0f} ms per step): "
+                f"({format_s(one.planned_step_s)} per step): "
                 f"{escape(one.why_not)}[/]"
             )
 
@@ -143,7 +144,7 @@ def _effect_lines(explanation: Any) -> Iterator[str]:
         slow = "" if math.isnan(phase.slowdown) else f", rank slowdown x{phase.slowdown:.2f}"
         yield (
             f"  {_WHEN.get(phase.when, phase.when)}, generation {phase.generation}: step time "
-            f"{phase.step_s * 1e3:.0f} ms{slow} (median of {phase.num_steps} steps from step "
+            f"{format_s(phase.step_s)}{slow} (median of {phase.num_steps} steps from step "
             f"{phase.first_step})"
         )
     if text := gain_text(explanation):
@@ -162,12 +163,5 @@ def _effect_lines(explanation: Any) -> Iterator[str]:
 def _range(values: Sequence[float], *, is_time: bool) -> str:
     known = [value for value in values if math.isfinite(value)]
     if is_time:
-        return f"{min(known) * 1e3:.0f} to {max(known) * 1e3:.0f} ms"
+        return f"{format_s(min(known))} to {format_s(max(known))}"
     return f"x{min(known):.2f} to x{max(known):.2f}"
-
-
-def duration_text(spent_s: float) -> str:
-    """Format a duration in seconds, minutes or hours."""
-    if spent_s < 120.0:
-        return f"{spent_s:.1f} s"
-    return f"{spent_s / 60.0:.0f} min" if spent_s < 7200.0 else f"{spent_s / 3600.0:.1f} h"

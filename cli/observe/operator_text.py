@@ -6,6 +6,8 @@ Used by status, approve, deny, cordon, pause, dry-run and top.
 import time
 from typing import Any
 
+from pacekeeper.core.text import format_s
+
 _ORDER_TEXTS = {
     "cordon_node": "node {} cordoned",
     "cordon_rank": "rank {} cordoned",
@@ -39,8 +41,8 @@ def proposal_lines(proposal: Any) -> list[str]:
     return [
         f"proposal {proposal.proposal_id} {state}",
         f"    {proposal.level}: generation {proposal.base_generation} -> {proposal.generation}; "
-        f"forecast: {gain_s * 1e3:.0f} ms per step saved{share}; applying it costs "
-        f"{proposal.cost_s:.1f} s and moves {proposal.moved_bytes / 1e6:,.1f} MB"
+        f"forecast: {format_s(gain_s)} per step saved{share}; applying it costs "
+        f"{format_s(proposal.cost_s)} and moves {proposal.moved_bytes / 1e6:,.1f} MB"
         + (f"; for incidents {incidents}" if incidents else ""),
         f"    {proposal.reason}",
     ]

@@ -10,6 +10,7 @@ import click
 from pacekeeper.cli.common.options import json_option, with_controller_options
 from pacekeeper.cli.observe.operator_text import order_line, proposal_lines
 from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.text import format_s
 
 WATCH_PERIOD_S = 1.0
 FILE_WIDTH = 160  # columns if the output is not a terminal
@@ -130,7 +131,7 @@ def _saves(name: str, saves: Any) -> str:
     newest = "none complete"
     if saves.HasField("step"):
         done = "written" if name == "checkpoints" else "copied"
-        newest = f"newest complete at step {saves.step}, {done} in {saves.duration_s:.1f} s"
+        newest = f"newest complete at step {saves.step}, {done} in {format_s(saves.duration_s)}"
     if not saves.trouble:
         return f"{name}: {newest}"
     return (
@@ -144,7 +145,7 @@ def _rank_table(job: Any) -> Any:
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
-    for name in ("rank", "node", "state", "slowdown", "observed ms", "expected ms"):
+    for name in ("rank", "node", "state", "slowdown", "observed", "expected"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("suspicion", "batch share", "replicas"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -158,8 +159,8 @@ def _rank_table(job: Any) -> Any:
             escape(rank.node),
             escape(rank.state) + (" cordoned" if rank.is_cordoned else ""),
             f"x{rank.slowdown:.2f}" if is_measured else "measuring",
-            f"{rank.observed_s * 1e3:.0f}" if rank.HasField("observed_s") else "",
-            f"{rank.expected_s * 1e3:.0f}" if rank.HasField("expected_s") else "",
+            format_s(rank.observed_s) if rank.HasField("observed_s") else "",
+            format_s(rank.expected_s) if rank.HasField("expected_s") else "",
             f"{rank.suspicion:.2f}",
             f"{rank.batch_share:.1%}",
             str(rank.num_expert_replicas),

@@ -11,6 +11,7 @@ from rich.table import Table
 from pacekeeper.controller.planning.model.partition import PartitionPlan
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.pipeline_schedule import format_program, pipeline_program
+from pacekeeper.core.text import format_s
 
 SHOWN_PIPELINES = 16
 
@@ -76,14 +77,14 @@ def print_partition(plan: PartitionPlan, present_s: float | None) -> None:
     """Print the plan as lines and a table."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{escape(plan.reason)}[/]")
-    before = "not runnable" if present_s is None else f"{present_s:.4g} s"
+    before = "not runnable" if present_s is None else format_s(present_s)
     console.print(
-        f"step time: {before} now, {plan.step_s:.4g} s planned; fluid limit {plan.fluid_s:.4g} s"
-        f" ({plan.gap:+.1%})"
+        f"step time: {before} now, {format_s(plan.step_s)} planned; fluid limit "
+        f"{format_s(plan.fluid_s)} ({plan.gap:+.1%})"
     )
     lost = plan.moves.bytes_from_checkpoint
     console.print(
-        f"to move: {plan.moves.total_bytes:.3g} bytes in {plan.moves.move_s:.3g} s"
+        f"to move: {plan.moves.total_bytes:.3g} bytes in {format_s(plan.moves.move_s)}"
         + (f", and {lost:.3g} bytes from a checkpoint" if lost else "")
     )
     fullest, used = max(plan.memory_bytes, key=lambda entry: entry[1])

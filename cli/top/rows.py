@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from pacekeeper.cli.observe.incident_text import ranks_column
+from pacekeeper.core.text import format_s
 
 SLOW, ELEVATED = 1.1, 1.03  # slowdowns shown in red and in yellow
 MAX_ROWS = 200  # the filter finds the others
@@ -84,8 +85,8 @@ def rank_cells(rank: Any) -> list[Text]:
         rank.node,
         state,
         f"x{rank.slowdown:.2f}" if is_known else "measuring",
-        f"{rank.observed_s * 1e3:.0f} ms" if rank.HasField("observed_s") else "",
-        f"{rank.expected_s * 1e3:.0f} ms" if rank.HasField("expected_s") else "",
+        format_s(rank.observed_s) if rank.HasField("observed_s") else "",
+        format_s(rank.expected_s) if rank.HasField("expected_s") else "",
         f"{rank.suspicion:.2f}",
         f"{rank.batch_share:.1%}",
     )
@@ -119,7 +120,7 @@ def header_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Tex
     text.append(f" ({number + 1} of {count})  ", style="dim")
     text.append(job.watch, style=_WATCH.get(job.watch, "yellow"))
     text.append(
-        f"  step {job.step}  {job.step_s * 1e3:.0f} ms  {job.tokens_per_s:,.0f} tokens/s{loss}"
+        f"  step {job.step}  {format_s(job.step_s)}  {job.tokens_per_s:,.0f} tokens/s{loss}"
         f"  generation {job.generation}{moving}"
     )
     text.append("\n")
@@ -130,7 +131,7 @@ def header_text(job: Any, number: int, count: int, orders: Sequence[Any]) -> Tex
         gain_s = job.proposal.current_step_s - job.proposal.planned_step_s
         text.append(
             f"proposal {job.proposal.proposal_id} awaits approval (a: approve, d: deny): "
-            f"{job.proposal.level}, saves {gain_s * 1e3:.0f} ms per step",
+            f"{job.proposal.level}, saves {format_s(gain_s)} per step",
             style="bold yellow",
         )
     elif standing:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pacekeeper.core.text import format_s
+
 STANDS_BY = "this controller stands by"
 
 
@@ -32,5 +34,5 @@ class Staleness:
     @property
     def notice(self) -> str:
         """The line above a page."""
-        age = f"{self.age_s:.0f} s old" if self.is_readable else "not read yet"
+        age = f"{format_s(self.age_s)} old" if self.is_readable else "not read yet"
         return f"{self.reason}. What is shown here is {age}, without live measurements."

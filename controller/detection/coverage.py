@@ -18,6 +18,7 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, CoverageState, slowdown_text
 from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.assurance.canary import advance_canaries, canary_failure_reason
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sensitivity, blindness, sensitivity_of
 from pacekeeper.predictor.cost.features import FeatureTable
@@ -205,7 +206,7 @@ def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
     if job.coverage.silent:
-        reason = f"no record of ranks {format_ranks(job.coverage.silent)} for {limit_s:.0f} s"
+        reason = f"no record of ranks {format_ranks(job.coverage.silent)} for {format_s(limit_s)}"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
         reason = "; ".join(filter(None, ("no rank is known to run", _unattached_text(job))))
@@ -216,7 +217,7 @@ def _blind_between_steps(
     )
     if now_s - since_s <= limit_s:
         return None
-    reason = f"records arrive, but no step could be judged for {limit_s:.0f} s"
+    reason = f"records arrive, but no step could be judged for {format_s(limit_s)}"
     if job.progress.pending:
         step = min(job.progress.pending)
         missing = [rank for rank in ranks if not job.progress.pending[step].is_whole(rank)]

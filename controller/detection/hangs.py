@@ -24,6 +24,7 @@ from pacekeeper.core.telemetry.sign_of_life import (
     RankPhase,
     RankStack,
 )
+from pacekeeper.core.text import format_s
 
 LIMIT_S = 1.75  # in one phase while others wait, at least: named within 2 s, a tick later
 USUAL_FACTOR = 1.8  # of the usual time in the phase: named within twice of it
@@ -95,13 +96,13 @@ def _is_due(one: StandingRank, now_s: float, floor_s: float = LIMIT_S) -> bool:
 
 def _of_rank(rank: int, one: StandingRank, waiting: Sequence[int], now_s: float) -> Hang:
     others = f" while ranks {format_ranks(waiting)} wait" if waiting else ""
-    usual = "" if one.usual_s is None else f" (usually at most {max(one.usual_s, 0.1):.1f} s)"
+    usual = "" if one.usual_s is None else f" (usually at most {format_s(max(one.usual_s, 0.1))})"
     tier, cause = explain_process(one)
     return Hang(
         rank=rank,
         ranks=(rank,),
         tier=tier,
-        reason=f"rank {rank} stands still in phase {one.phase} for {now_s - one.since_s:.1f} s"
+        reason=f"rank {rank} stands still in phase {one.phase} for {format_s(now_s - one.since_s)}"
         f"{usual}{others}",
         cause=cause,
     )
@@ -130,7 +131,7 @@ def _of_job(
         rank=None,
         ranks=tuple(ranks),
         tier=Tier.PROBABLE if deep else Tier.SUSPECTED,
-        reason=f"ranks {format_ranks(ranks)} {what} for {held_s:.1f} s and more{others}",
+        reason=f"ranks {format_ranks(ranks)} {what} for {format_s(held_s)} and more{others}",
         cause=cause,
     )
 

@@ -36,6 +36,7 @@ from pacekeeper.controller.storage.store_thread import StoreThread
 from pacekeeper.core.addresses import join_address, split_address
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, VersionError
+from pacekeeper.core.text import format_s
 
 LOOK_S = 0.05  # between two looks whether it leads
 OPEN_WITHIN_S = 30.0  # all jobs and incidents are read
@@ -82,7 +83,7 @@ class LeaseLeadership:
         """Resign if a write has waited for `waits_s`, and that is as long as a renewal may take."""
         timing = self._member.timing
         if waits_s >= timing.duration_s - timing.margin_s:
-            self.resign(f"a write to the store has waited {waits_s:.1f} s")
+            self.resign(f"a write to the store has waited {format_s(waits_s)}")
 
     def resign(self, why: str) -> None:
         """Release the lease; others take over first."""

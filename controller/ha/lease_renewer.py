@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pacekeeper.controller.ha import lease
 from pacekeeper.controller.ha.lease import ElectionMember, Read, Record, Wait, Write
+from pacekeeper.core.text import format_s
 
 RELEASE_WITHIN_S = 2.0
 HUNG_DURATIONS = 5.0  # of the lease: for how long a leader may show no sign of life
@@ -140,7 +141,7 @@ class LeaseRenewer:
                 hung_s = now_s - self._alive_s
                 limit_s = HUNG_DURATIONS * self._member.timing.duration_s
                 if (term := lease.active_term(self._member, now_s)) and hung_s > limit_s:
-                    self.resign(term, f"its event loop has hung for {hung_s:.1f} s")
+                    self.resign(term, f"its event loop has hung for {format_s(hung_s)}")
                 step = lease.next_step(self._member, now_s)
                 self._is_writing = isinstance(step, Write)
                 if isinstance(step, Wait):

@@ -24,6 +24,7 @@ from pacekeeper.core.config.policy import PolicyConfig
 from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, Decision
 from pacekeeper.core.incidents.proposals import Proposal, ProposalState
 from pacekeeper.core.incidents.rank_ranges import format_ranks
+from pacekeeper.core.text import format_s
 
 KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
 
@@ -85,8 +86,8 @@ def propose(
     )
     job, said = incidents.note_action(
         job,
-        f"proposal {proposal.proposal_id}, to be approved within {config.approve_within_s:.0f} s:"
-        f" {decision.reason}",
+        f"proposal {proposal.proposal_id}, to be approved within "
+        f"{format_s(config.approve_within_s)}: {decision.reason}",
     )
     text = f"job={job.name} proposal={proposal.proposal_id} {decision.level} {decision.reason}"
     return state, job, [*commands, SaveProposal(proposal=proposal), Log(text=text), *said]
@@ -134,7 +135,7 @@ def close_if_stale(
     if unix_s >= proposal.expires_unix_s:
         within_s = proposal.expires_unix_s - proposal.made_unix_s
         return _close_unanswered(
-            job, proposal, ProposalState.EXPIRED, f"not approved within {within_s:.0f} s"
+            job, proposal, ProposalState.EXPIRED, f"not approved within {format_s(within_s)}"
         )
     if config.mode != "approve":
         return _close_unanswered(

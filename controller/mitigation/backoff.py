@@ -23,6 +23,7 @@ from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.records import PlanRefusedRecord
+from pacekeeper.core.text import format_s
 
 FIRST_WAIT_S = 60.0  # at least the lifetime of an offer, `rollout.OFFER_LIFE_S`
 LONGEST_WAIT_S = 3600.0
@@ -52,7 +53,7 @@ def reject_plan(
         plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + waits_s
     )
     refused = Refused(level=level, refusal=refusal)
-    text = f"given up: {refusal.text}; no {level} plan for {waits_s:.0f} s"
+    text = f"given up: {refusal.text}; no {level} plan for {format_s(waits_s)}"
     decision = Decision(
         level=MitigationLevel.NOTHING,
         layout=None,

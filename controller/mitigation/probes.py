@@ -27,6 +27,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.pair_probe import next_number
 from pacekeeper.core.telemetry.records import PairRecord, ProbeRecord
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.assurance.probe_verdict import ProbeComparison, compare_probe, tier_of
 from pacekeeper.predictor.detector.state import forget
 
@@ -161,7 +162,7 @@ def update_probe(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, 
     if now_s - question.asked_s > within_s:
         if question.records:
             return _judge(job, question, unix_s)  # by the ranks that answered
-        return _end_without_result(job, f"no probe: not answered for {within_s:.0f} s")
+        return _end_without_result(job, f"no probe: not answered for {format_s(within_s)}")
     if now_s - question.said_s < REPEAT_S:
         return job, []
     return replace(

@@ -30,6 +30,7 @@ from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.text import format_s
 
 REPEAT_S = 1.0  # between two repetitions of an offer or a death notice
 HOST_BYTES = 24.0  # of one expert replica in an encoded offer
@@ -172,7 +173,7 @@ def _withdraw_reason(job: JobState, offer: Offered, now_s: float) -> str | None:
     why = stale_reason(job, offer.plan, offer.base_generation, offer.slow_ranks)
     life_s = verification.timeout_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
     if why is None and now_s - offer.offered_s > life_s:
-        return f"not applied for {life_s:.0f} s"
+        return f"not applied for {format_s(life_s)}"
     return why
 
 

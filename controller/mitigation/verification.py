@@ -25,6 +25,7 @@ from pacekeeper.controller.state.plan_phase import (
 from pacekeeper.controller.state.state import JobState
 from pacekeeper.core.incidents.findings import Decision, FindingKind, MitigationLevel
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.text import format_s
 
 MEASURED_STEPS = 5  # whose median is the measured step
 JUDGED_STEPS = 10  # under the plan before it is judged: the first ones warm caches
@@ -122,8 +123,8 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
     verdict = verdict_of(forecast, took_s)
     text = (
         f"generation {forecast.plan.generation} brings {verdict}: a step takes"
-        f" {took_s * 1e3:.0f} ms, forecast were {forecast.planned_s * 1e3:.0f},"
-        f" without it {forecast.before_s * 1e3:.0f}"
+        f" {format_s(took_s)}, forecast were {format_s(forecast.planned_s)},"
+        f" without it {format_s(forecast.before_s)}"
     )
     judged = Judged(forecast=forecast, verdict=verdict, measured_s=took_s)
     after = transition(current, PlanEvent.STEPS_MEASURED, judged)

@@ -36,6 +36,7 @@ from pacekeeper.core.incidents.findings import (
 )
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.text import format_s
 
 MIN_REPORTED_GAIN = 0.001  # of a step: below it no layout is reported as better
 MIN_LEVEL_ADVANTAGE = 0.01  # of a step: what a level must gain beyond the cheaper ones
@@ -146,7 +147,7 @@ def _without_cordoned(
     price = now.pricing.price(layout)
     reason = (
         f"ranks {format_ranks(ranks)} are cordoned: without them a step goes from "
-        f"{now.pricing.current_s * 1e3:.0f} to {price.step_s * 1e3:.0f} ms"
+        f"{format_s(now.pricing.current_s)} to {format_s(price.step_s)}"
     )
     return now.plan(MitigationLevel.LEAVE_OUT, layout, reason, price)
 
@@ -213,8 +214,8 @@ def _best_of(
         )
         if value_s <= to_beat_s + margin_s or wait is not None:
             figures = (
-                f"gains {gain_s * config.horizon_steps:.1f} s in {config.horizon_steps} steps and "
-                f"costs {cost_s:.1f} s"
+                f"gains {format_s(gain_s * config.horizon_steps)} in {config.horizon_steps} steps "
+                f"and costs {format_s(cost_s)}"
             )
             if wait is not None and wait.code is WaitCode.LEVEL_WAITS:
                 priced.append(one.rejected(wait.text))
@@ -314,7 +315,7 @@ def _why_wait(
         return Wait(code=WaitCode.FEWER_DOMAINS, text=text)
     if view.slow_steps is not None and gain_s * view.slow_steps < cost_s:
         lost_s = max(0.0, gain_s * view.slow_steps)
-        text = f"; the fault has cost {lost_s:.1f} s so far: it may pass"
+        text = f"; the fault has cost {format_s(lost_s)} so far: it may pass"
         return Wait(code=WaitCode.FAULT_MAY_PASS, text=text)
     return None
 
@@ -352,9 +353,10 @@ def _why_unproven(
     cautious = now.pricing.cautious
     kept_s = min(cautious.price(one).step_s for one in (kept, cautious.as_run(view.layout)))
     gain_s = kept_s - cautious.price(layout).step_s
-    if gain_s * now.config.horizon_steps > cost_s:
+    gain_s *= now.config.horizon_steps
+    if gain_s > cost_s:
         return None
-    text = f"; it gains {gain_s * now.config.horizon_steps:.1f} s if they are as slow as is certain"
+    text = f"; it gains {format_s(gain_s)} if they are as slow as is certain"
     return Wait(code=WaitCode.NOT_PROVEN, text=text)
 
 
@@ -391,12 +393,12 @@ def _priced_again(view: PlanningSnapshot, now: _Present, approved: Decision) -> 
     if not is_gain and not (is_safer and gain_s >= -now.config.min_gain * current_s):
         return _nothing(
             NoPlanCode.NO_LONGER_PAYS,
-            f"priced again it gains {gain_s * num_steps:.1f} s in {num_steps} steps and costs "
-            f"{cost_s:.1f} s",
+            f"priced again it gains {format_s(gain_s * num_steps)} in {num_steps} steps and costs "
+            f"{format_s(cost_s)}",
         )
     reason = (
-        f"approved, and priced again: a step from {current_s * 1e3:.0f} to "
-        f"{price.step_s * 1e3:.0f} ms; made for: {approved.reason}"
+        f"approved, and priced again: a step from {format_s(current_s)} to "
+        f"{format_s(price.step_s)}; made for: {approved.reason}"
     )
     return now.plan(level, layout, reason, price)
 
@@ -448,8 +450,8 @@ def _roll_back(view: PlanningSnapshot, now: _Present) -> Decision | None:
         return None
     reason = (
         f"plan {forecast.plan.generation} ({forecast.level}) was forecast to reduce the step time"
-        f" from {forecast.before_s * 1e3:.0f} to {forecast.planned_s * 1e3:.0f} ms, but it is"
-        f" {view.step_s * 1e3:.0f} ms: back to the previous layout"
+        f" from {format_s(forecast.before_s)} to {format_s(forecast.planned_s)}, but it is"
+        f" {format_s(view.step_s)}: back to the previous layout"
     )
     fluid_s = now.pricing.price(layout).fluid_step_s
     price = Price(step_s=forecast.before_s, fluid_step_s=fluid_s)
@@ -487,7 +489,7 @@ def _safer(
         else "survivors placed experts where slots were free: the probability to lose one until "
         f"the next plan is {plan.loss_now:.2g}, with this plan {plan.loss:.2g}"
     )
-    reason = f"{why}; a step takes {price.step_s * 1e3:.0f} ms; {plan.proof}"
+    reason = f"{why}; a step takes {format_s(price.step_s)}; {plan.proof}"
     return now.plan(MitigationLevel.MOVE_REPLICAS, layout, reason, price)
 
 
@@ -506,7 +508,7 @@ def _backoff_notes(view: PlanningSnapshot, decided: MitigationLevel) -> str:
     for kind, refusal in sorted(view.history.refusals.items()):
         left_s = refusal.until_s - view.asked_s
         if left_s > 0.0:
-            texts.append(f"; no {kind} plan for {left_s:.0f} s more: {refusal.text}")
+            texts.append(f"; no {kind} plan for {format_s(left_s)} more: {refusal.text}")
         elif kind is decided:
             texts.append(f"; tried again: {refusal.text}")
     return "".join(texts)
@@ -532,9 +534,9 @@ def _reason(view: PlanningSnapshot, now: _Present, level: MitigationLevel, price
     else:
         cause = "some experts are hot"
     return (
-        f"{cause}: with {CHANGES[level]}, a step takes {price.step_s * 1e3:.0f} ms instead of "
-        f"{now.pricing.current_s * 1e3:.0f} ms (no layout can be below "
-        f"{price.fluid_step_s * 1e3:.0f} ms)"
+        f"{cause}: with {CHANGES[level]}, a step takes {format_s(price.step_s)} instead of "
+        f"{format_s(now.pricing.current_s)} (no layout can be below "
+        f"{format_s(price.fluid_step_s)})"
     )
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pacekeeper.core.incidents.findings import Decision, MitigationLevel
 from pacekeeper.core.incidents.proposals import Proposal
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.text import format_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class Rollback:
         times = f" (time {self.count} in a row)" if self.count > 1 else ""
         return (
             f"plan {self.plan.generation} was undone{times}: it took a step to"
-            f" {self.measured_s * 1e3:.0f} ms instead of {self.planned_s * 1e3:.0f}"
+            f" {format_s(self.measured_s)} instead of "
+            f"{format_s(self.planned_s)}"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pacekeeper.core.checkpoint.sparse_window import best_interval_s
+from pacekeeper.core.text import format_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class SaveCosts:
     def text(self) -> str:
         """The costs and the best period in words."""
         best, hours = self.best_period_steps, self.running_s / 3600
-        held = f"one holds training for {1e3 * self.held_s:.1f} ms ({self.held_s / self.step_s:.1%}"
+        held = f"one holds training for {format_s(self.held_s)} ({self.held_s / self.step_s:.1%}"
         least = "at least " if not self.num_restores else ""
         often = f"gone back to {self.num_restores} times in {hours:.1f} h"
         every = "" if best is None else f": one in {least}{best} steps costs least (Young, Daly)"

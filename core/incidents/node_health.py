@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from pacekeeper.core.telemetry.samples import DeviceSample
+from pacekeeper.core.text import format_s
 
 FILE_NAME = ".verdict.json"  # in the ring directory; no job has a name like this
 STALE_S = 30.0
@@ -178,7 +179,7 @@ def current_health(verdict: NodeHealth, *, now_unix_s: float) -> NodeHealth:
     age_s = now_unix_s - verdict.written_unix_s
     if -STALE_S <= age_s <= STALE_S:
         return verdict
-    why = f"the agent has not reported for {age_s:.0f} s"
+    why = f"the agent has not reported for {format_s(age_s)}"
     if age_s < 0.0:
-        why = f"the last report is {-age_s:.0f} s in the future: the clock was set back"
+        why = f"the last report is {format_s(-age_s)} in the future: the clock was set back"
     return unknown_health(why, node=verdict.node, now_unix_s=now_unix_s)

@@ -8,6 +8,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import Array, StepSample
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import Charts
@@ -178,8 +179,8 @@ def _finding(
     """Build the finding; CONFIRMED if MIN_PEERS healthy peers and one extra step support it."""
     charts, rank = evidence.charts, evidence.charts.ranks[i]
     at = sample.ranks.index(rank)
-    observed_ms = float(sample.observed_s[at]) * 1e3
-    expected_ms = float(model_of(evidence).expected_s(sample.features[at : at + 1])[0]) * 1e3
+    observed_s = float(sample.observed_s[at])
+    expected_s = float(model_of(evidence).expected_s(sample.features[at : at + 1])[0])
     peers = median_of_steps(charts.recent[-slowdown.num_steps :])
     is_peer = ~among(charts.ranks, evidence.slow)
     is_peer[list(accused)] = False
@@ -208,8 +209,8 @@ def _finding(
         onset_step=onset,
         step=sample.step,
         reason=(
-            f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
-            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
+            f"rank {rank} computed {format_s(observed_s)} where its work should take "
+            f"{format_s(expected_s)}; x{slowdown.value:.2f} (95 %: {low:.3f} to {high:.3f}) in the "
             f"{of}; {beside}; {evident}"
         ),
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.detector.global_slowdown import GlobalSlowdownChange
 from pacekeeper.predictor.detector.state import Evidence, Judgement, begin, restore
@@ -101,8 +102,8 @@ def update_inputs(
 
 def _of_rank(finding: Finding, own_s: float, typical_s: float) -> Finding:
     reason = (
-        f"rank {finding.rank} waits {own_s * 1e3:.0f} ms for its input, its peers "
-        f"{typical_s * 1e3:.0f} ms: steps take x{finding.slowdown:.2f} by it since step "
+        f"rank {finding.rank} waits {format_s(own_s)} for its input, its peers "
+        f"{format_s(typical_s)}: steps take x{finding.slowdown:.2f} by it since step "
         f"{finding.onset_step}; its loader, storage or host, not its device"
     )
     return replace(finding, kind=FindingKind.INPUT, reason=reason)
@@ -113,7 +114,7 @@ def _of_everybody(news: GlobalSlowdownChange, typical_s: float) -> GlobalSlowdow
     if found is None:
         return news
     reason = (
-        f"all ranks wait for their input, {typical_s * 1e3:.0f} ms in step {found.step}: steps "
+        f"all ranks wait for their input, {format_s(typical_s)} in step {found.step}: steps "
         f"take x{found.slowdown:.2f} by it since step {found.onset_step}; shared "
         "storage, the network to it, or loaders that can not keep up; no rank's device"
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.iteration import IterationPaths
 from pacekeeper.predictor.cost.regression import LEAST_SPREAD
 from pacekeeper.predictor.detector.global_slowdown import NO_NEWS, GlobalSlowdownChange
@@ -58,8 +59,9 @@ class IterationReport:
 
     def _parts(self) -> Iterator[str]:
         yield (
-            f"step {self.step} took {self.duration_s:.4g} s, expected {self.expected_s:.4g} s "
-            f"({self.least_s:.4g} to {self.most_s:.4g}) by its schedule and work"
+            f"step {self.step} took {format_s(self.duration_s)}, expected "
+            f"{format_s(self.expected_s)} ({format_s(self.least_s)} to {format_s(self.most_s)}) "
+            "by its schedule and work"
         )
         heavy, longest = self.heaviest_stage, self.longest_microbatch
         for seconds, text in (
@@ -71,7 +73,7 @@ class IterationReport:
             (self.unexplained_s, "not explained by computing"),
         ):
             if seconds >= WORTH_SHOWING * self.duration_s:
-                yield f"{seconds:.3g} s: {text}"
+                yield f"{format_s(seconds)}: {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

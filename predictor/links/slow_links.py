@@ -13,6 +13,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
 from pacekeeper.predictor.detector.state import Evidence, Judgement
 from pacekeeper.predictor.detector.update import update_evidence
@@ -113,7 +114,7 @@ def _of_link(
         kind=FindingKind.LINK,
         reason=(
             f"transfers of rank {rank} took x{finding.slowdown:.2f} of what {moved_mb:.2f} MB "
-            f"should since step {finding.onset_step}, {sample.observed_s[at] * 1e3:.1f} ms in step "
+            f"should since step {finding.onset_step}, {format_s(sample.observed_s[at])} in step "
             f"{finding.step}: {_where(rank, ratios, node_of)}"
         ),
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.core.incidents.link_places import PlaceKind
+from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import Array, Positions
 from pacekeeper.predictor.links.places import GroupReading, find_slow_places
 from pacekeeper.predictor.links.slow_links import MIN_SLOWDOWN, MIN_STEPS
@@ -212,10 +213,10 @@ def collective_stragglers(trace: Trace) -> tuple[Anomaly, ...]:
                 high=slowdown + margin,
                 first_step=int(steps[np.flatnonzero(is_late[:, at])[0]]),
                 tier=Tier.PROBABLE if len(steps) >= CERTAIN else Tier.SUSPECTED,
-                reason=f"rank {rank} spends {np.median(wait_s[:, at]) * 1e3:.1f} ms of a step in "
-                f"collectives where the others spend {np.median(usual_s[:, at]) * 1e3:.1f} ms: it "
-                f"comes {typical_s * 1e3:.1f} ms late to a step of "
-                f"{np.median(whole_s) * 1e3:.0f} ms; "
+                reason=f"rank {rank} spends {format_s(np.median(wait_s[:, at]))} of a step in "
+                f"collectives where the others spend {format_s(np.median(usual_s[:, at]))}: it "
+                f"comes {format_s(typical_s)} late to a step of "
+                f"{format_s(np.median(whole_s))}; "
                 + ("its compute is longer by about as much" if is_compute else why),
             )
         )

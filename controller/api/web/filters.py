@@ -14,6 +14,7 @@ from pacekeeper.core.incidents.rank_ranges import (
     format_ranges,
     merge_ranges,
 )
+from pacekeeper.core.text import format_s
 
 _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",
@@ -28,9 +29,9 @@ def slow(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"\u00d7{value:.2f}"
 
 
-def ms(value_s: float | None) -> str:
-    """Seconds in milliseconds."""
-    return "" if value_s is None or not math.isfinite(value_s) else f"{value_s * 1e3:,.0f} ms"
+def duration(value_s: float | None) -> str:
+    """A duration; nothing for one that is not known."""
+    return "" if value_s is None or not math.isfinite(value_s) else format_s(value_s)
 
 
 def percent(ratio: float | None) -> str:
@@ -57,15 +58,6 @@ def _moment(unix_s: float, form: str, kind: str) -> Markup | str:
     return Markup(made).format(
         kind, time.strftime("%Y-%m-%dT%H:%M:%SZ", at), time.strftime(form, at)
     )
-
-
-def lasting(spent_s: float) -> str:
-    """A duration in seconds, minutes, hours or days."""
-    if spent_s < 120.0:
-        return f"{spent_s:.0f} s"
-    if spent_s < 7200.0:
-        return f"{spent_s / 60.0:.0f} min"
-    return f"{spent_s / 3600.0:.1f} h" if spent_s < 172_800.0 else f"{spent_s / 86_400.0:.1f} days"
 
 
 def size(count_bytes: float) -> str:
@@ -114,11 +106,10 @@ def _runs(deaths: Mapping[str, Any]) -> RankRanges:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "slow": slow,
-    "ms": ms,
+    "duration": duration,
     "percent": percent,
     "clock": clock,
     "time_of_day": time_of_day,
-    "lasting": lasting,
     "size": size,
     "count": count,
     "words": words,

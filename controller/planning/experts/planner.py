@@ -22,6 +22,7 @@ from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Pric
 from pacekeeper.controller.planning.experts.search import cheapest_placement, round_robin
 from pacekeeper.controller.planning.token_split.min_max import MinMaxSplit, min_max_split
 from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
+from pacekeeper.core.text import format_s
 
 MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
 
@@ -173,7 +174,7 @@ def _finished(
         task.cluster,
         max_losses=max_losses,
         loss=draft.loss,
-        reason=f"{draft.name}: {draft.price_s:.3g} s until the next plan",
+        reason=f"{draft.name}: {format_s(draft.price_s)} until the next plan",
         present=present,
     )
     return ExpertPlan(replicas=_replica_tuples(draft, even, task.speeds), proof=proof)

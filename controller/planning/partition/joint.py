@@ -20,6 +20,7 @@ from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.layout.layout import ExpertReplica, ReplicaSet
+from pacekeeper.core.text import format_s
 
 MAX_TURNS = 3
 SETTLED = 1e-3  # of unevenness, relative
@@ -118,7 +119,7 @@ def _placed(plan: PartitionPlan, problem: PartitionProblem, request: PlacementRe
                     ]
         unevenness = max(unevenness, value / fluid if fluid > 0.0 else 1.0)
     step_s = price(plan.partition, replace(problem, unevenness=unevenness)).step_s
-    said = f"{plan.reason}; with its experts {step_s:.4g} s, unevenness {unevenness:.3f}"
+    said = f"{plan.reason}; with its experts {format_s(step_s)}, unevenness {unevenness:.3f}"
     return JointPlan(
         plan=replace(plan, step_s=step_s, reason=said),
         experts=tuple(tuple(tuple(sorted(replicas)) for replicas in of_layer) for of_layer in on),

@@ -22,6 +22,7 @@ from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
 from pacekeeper.controller.planning.partition_cost.state_transfer import moves
 from pacekeeper.controller.planning.partition_cost.step_time import Pricer, price
 from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.text import format_s
 
 SAME = 1e-9  # two forecasts that differ by rounding only
 NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths, as what runs now is
@@ -141,6 +142,6 @@ def _plan(best: _Candidate, num_candidates: int, problem: PartitionProblem) -> P
 def _in_words(best: _Candidate, num_candidates: int, fluid_s: float) -> str:
     count, runs = best.moves.total_bytes, best.partition.schedule
     return (
-        f"{best.name}, {runs}: {best.step_s:.4g} s a step, {fluid_s / best.step_s:.1%} of the "
+        f"{best.name}, {runs}: {format_s(best.step_s)} a step, {fluid_s / best.step_s:.1%} of the "
         f"fluid limit, {count:.3g} bytes to move; the cheapest of {num_candidates} partitions"
     )

@@ -17,6 +17,7 @@ from pacekeeper.controller.planning.model.problem import PartitionProblem
 from pacekeeper.controller.planning.partition.planner import plan_partition
 from pacekeeper.controller.planning.partition_cost.step_time import price
 from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.text import format_s
 from pacekeeper.simulator.engine.controller_in_loop import Watched, Watcher
 from pacekeeper.simulator.jobs.data_parallel import Dispatch
 from pacekeeper.simulator.jobs.document_lengths import Lengths
@@ -106,7 +107,7 @@ class Repartition:
             layout=moment.layout,
             again_after_steps=min(left, known.after(moment.step) or left),
             memory=known,
-            reason=f"has cost {gain_s * slow_steps:.1f} s so far: it may pass",
+            reason=f"has cost {format_s(gain_s * slow_steps)} so far: it may pass",
         )
 
     def _sees(

@@ -347,7 +347,7 @@ def certs(terminal: Terminal) -> None:
 
 def data(terminal: Terminal) -> None:
     """Two inputs in bytes, a file that is there, files that are no token files, and a check."""
-    terminal.mask(r"in \d+\.\d s \(.* MB/s\)", "in N s (N MB/s)")
+    terminal.mask(r"in [\d.]+ m?s \(.* MB/s\)", "in N s (N MB/s)")
     Path("a.txt").write_text("first\n\nsecond\n")
     Path("b.jsonl").write_text('{"text": "third"}\n')
     Path("c.jsonl").write_text('{"title": "fourth"}\n')

@@ -96,7 +96,7 @@ def test_people_get_tables_that_are_whole_where_the_output_is_a_file(
     assert done.returncode == ExitCode.OK, done.stderr
     lines = done.stdout.splitlines()
     header = next(line for line in lines if "suspicion" in line)
-    for column in ("rank", "node", "state", "slowdown", "observed ms", "expected ms", "replicas"):
+    for column in ("rank", "node", "state", "slowdown", "observed", "expected", "replicas"):
         assert column in header
     row = next(line.split() for line in lines if line.split()[:1] == ["2"])
     assert row[1:3] == [HELLO.node, "alive"]

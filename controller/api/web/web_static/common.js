@@ -72,6 +72,8 @@ pk.clock = (unixS) => new Date(unixS * 1e3).toLocaleTimeString("en-GB");
 pk.short = (value) => value >= 1e6 ? `${+(value / 1e6).toFixed(2)} M` : value >= 1e4 ? `${+(value / 1e3).toFixed(1)} k`
   : value.toLocaleString("en");
 
+pk.ms = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 }) + " ms";
+
 pk.axis = (more) => Object.assign({
   stroke: pk.colour("soft"), grid: { stroke: pk.colour("line"), width: 1 },
   ticks: { stroke: pk.colour("line"), width: 1 }, font: "12px system-ui, sans-serif",

@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const spans = () => [[one.onset_step, one.closed_step]];
     const marks = () => pk.changes(timeline.generation, timeline.step);
     const line = (label, colour) => ({ label, stroke: pk.colour(colour), width: 1.8, points: { show: false },
-      value: (u, v) => v === null ? "" : v.toFixed(1) + " ms" });
+      value: (u, v) => v === null ? "" : pk.ms(v) });
     pk.plot(document.getElementById("compute"), {
       height: 230, label: one.rank === null ? "median compute, ms" : `rank ${one.rank}, ms`, spans, marks, fromZero: true,
       series: [line("observed", "observed"), line("expected", "expected")],

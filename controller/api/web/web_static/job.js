@@ -16,12 +16,12 @@ document.addEventListener("DOMContentLoaded", () => {
       return;
     }
     if (!job.unix_s.length) { document.getElementById("pace").textContent = "No step is complete yet."; return; }
-    const line = (label, colour, digits, unit) => ({ label, stroke: pk.colour(colour), width: 1.6, points: { show: false },
-      value: (u, v) => v === null ? "" : v.toLocaleString("en", { maximumFractionDigits: digits }) + unit });
+    const line = (label, colour, text) => ({ label, stroke: pk.colour(colour), width: 1.6, points: { show: false },
+      value: (u, v) => v === null ? "" : text(v) });
     plots = [
-      ["pace", "tokens/s", line("tokens/s", "accent", 0, ""), true, 190],
-      ["step", "step, ms", line("step", "expected", 1, " ms"), true, 150],
-      ["slowest", "slowest rank", line("slowest rank", "observed", 2, "\u00d7"), false, 130],
+      ["pace", "tokens/s", line("tokens/s", "accent", (v) => Math.round(v).toLocaleString("en")), true, 190],
+      ["step", "step, ms", line("step", "expected", pk.ms), true, 150],
+      ["slowest", "slowest rank", line("slowest rank", "observed", (v) => v.toFixed(2) + "\u00d7"), false, 130],
     ].map(([id, label, series, fromZero, height], i) => pk.plot(document.getElementById(id), {
       height, label, series: [series], data: [job.unix_s, rows[i]], isTime: true, spans, marks, fromZero,
     }));

@@ -144,7 +144,7 @@ def test_a_certificate_of_another_key_is_the_files_fault(tmp_path: Path, certs: 
 
 @pytest.mark.parametrize(
     ("days_ago", "health", "words", "code"),
-    [(0, "ok", "7.0", 0), (6, "limited", "1.0", 0), (9, "broken", "2.0", 3)],
+    [(0, "ok", "7 days", 0), (6, "limited", "24 h", 0), (9, "broken", "2 days", 3)],
 )
 def test_a_certificate_that_ends_soon_is_said_and_one_that_is_over_is_wrong(
     days_ago: int, health: str, words: str, code: int, tmp_path: Path

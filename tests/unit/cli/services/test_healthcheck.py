@@ -52,7 +52,7 @@ def test_without_the_word_of_an_agent_nobody_knows(tmp_path: Path) -> None:
     assert asked(tmp_path).exit_code == 2
     assert asked(tmp_path / "missing").exit_code == 2
     told(tmp_path, age_s=600.0)
-    assert asked(tmp_path).exit_code == 2 and "600" in asked(tmp_path).output
+    assert asked(tmp_path).exit_code == 2 and "10 min" in asked(tmp_path).output
     (tmp_path / FILE_NAME).write_bytes(b"{}")
     assert asked(tmp_path).exit_code == 2
 

@@ -119,7 +119,7 @@ def test_what_is_stale_or_too_old_is_refused_with_the_reason() -> None:
         desk.approve()
     code, details = caught.value.args
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert details == "proposal 1 is expired: not approved within 900 s"
+    assert details == "proposal 1 is expired: not approved within 15 min"
 
 
 def test_an_answer_that_is_lost_on_the_way_is_no_success() -> None:

@@ -113,7 +113,7 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
     assert (view.step, view.since_step, view.missed, view.trouble) == (300, 400, 2, "late")
     line = status._saves("checkpoints", view)
     assert "checkpoints late:" in line and "2 missed since step 400: rank 1: busy" in line
-    assert line.endswith("newest complete at step 300, written in 1.2 s")
+    assert line.endswith("newest complete at step 300, written in 1.25 s")
     first = Saves(trouble=SaveTrouble.FAILED, reason="rank 0: full", since_step=10, missed=1)
     none = job_view(State(), JobState(name="train", progress=StepProgress(saves=first))).checkpoints
     assert not none.HasField("step") and none.missed == 1
@@ -122,7 +122,7 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
         State(), JobState(name="train", progress=StepProgress(saves=Saves(complete=(1, 7))))
     ).checkpoints
     assert status._saves("checkpoints", well) == (
-        "checkpoints: newest complete at step 7, written in 0.0 s"
+        "checkpoints: newest complete at step 7, written in 0 s"
     )
 
 
@@ -165,7 +165,7 @@ def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints()
     assert view.snapshots.trouble == "late" and not view.checkpoints.trouble
     line = status._saves("snapshots", view.snapshots)
     assert "snapshots late:" in line
-    assert line.endswith("rank 2: on its way; newest complete at step 20, copied in 0.2 s")
+    assert line.endswith("rank 2: on its way; newest complete at step 20, copied in 250 ms")
     metrics = ControllerMetrics()
     metrics.update(state)
     assert value(metrics, "job_snapshot_step", job_name="train") == 20

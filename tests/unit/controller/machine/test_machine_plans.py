@@ -76,7 +76,7 @@ class TestOffers:
         driver.tick(239.0)
         assert driver.job.plan.desired is not None
         driver.tick(2.0)
-        assert "plan=2 given up: not applied for 240 s" in driver.texts
+        assert "plan=2 given up: not applied for 4 min" in driver.texts
 
     def test_an_offer_that_survivors_overtook_is_given_up(self) -> None:
         driver = with_plan()

@@ -56,7 +56,7 @@ def test_a_plan_is_proposed_and_not_offered() -> None:
     assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
     (incident,) = driver.job.open_incidents
     assert proposal.incident_ids == (incident.incident_id,)
-    assert incident.actions[-1].startswith("proposal 1, to be approved within 900 s: rank 2 ")
+    assert incident.actions[-1].startswith("proposal 1, to be approved within 15 min: rank 2 ")
 
 
 def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
@@ -140,7 +140,7 @@ def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -
         train_until_proposed(driver)  # the next best
         other = opened(driver)
         assert other.decision.level is MitigationLevel.TOKEN_SHARES
-        assert "s more: denied by ada" in other.decision.reason
+        assert " more: denied by ada" in other.decision.reason
         driver.hear(other.proposal_id, is_approved=False)
         driver.now_s = refusal.until_s
         train_until_proposed(driver)
@@ -166,7 +166,7 @@ def test_one_that_nobody_answers_expires_and_what_still_pays_is_proposed_anew() 
     driver.hear(1, is_approved=True)
     expired = ended(driver, first)
     assert (expired.answer, expired.operator) == (ProposalState.EXPIRED, "")
-    assert expired.note == "not approved within 900 s"
+    assert expired.note == "not approved within 15 min"
     train_until_proposed(driver)
     assert opened(driver).proposal_id == 2
     assert driver.job.plan.desired is None

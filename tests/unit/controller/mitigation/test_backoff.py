@@ -74,7 +74,7 @@ def test_the_next_best_plan_is_offered_instead_and_says_so() -> None:
     assert driver.job.plan.last_decision is not None
     assert driver.job.plan.last_decision.level is MitigationLevel.TOKEN_SHARES
     assert (
-        f"no batch_shares plan for 60 s more: rank 3 refused plan 2: {WHY}"
+        f"no batch_shares plan for 59.9 s more: rank 3 refused plan 2: {WHY}"
         in (driver.job.layouts.offer_reasons[3])
     )
 

@@ -104,7 +104,7 @@ def test_where_steps_are_long_a_question_waits_for_some_of_them() -> None:
     driver.tick(2.0)
     assert driver.job.detection.probe is None
     (incident,) = driver.job.open_incidents
-    assert incident.finding.probe == "no probe: not answered for 120 s"
+    assert incident.finding.probe == "no probe: not answered for 2 min"
 
 
 def test_a_question_is_said_again_until_it_is_answered_and_then_given_up() -> None:

@@ -346,7 +346,7 @@ def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
     decision = decide(view, CONFIG)
     assert decision.level is MitigationLevel.ROLL_BACK
     assert decision.layout == replace(EVEN, generation=10)
-    assert all(str(step_ms) in decision.reason for step_ms in (4000, 3000, 5000))
+    assert all(took in decision.reason for took in ("from 4 s to 3 s", "is 5 s"))
     dear = decide(view, replace(CONFIG, plan_s=1e4))
     assert dear.level is not MitigationLevel.ROLL_BACK
     other = replace(view, slow={1: 2.0, 2: 2.0})

@@ -75,7 +75,7 @@ def test_the_best_period_is_young_and_dalys() -> None:
     assert replace(COSTS, held_s=0.0).best_period_steps is None
     assert replace(COSTS, step_s=100.0).best_period_steps == 1
     assert "gone back to 2 times" in COSTS.text()
-    assert "500.0 ms (50.0% of a step)" in COSTS.text()
+    assert "500 ms (50.0% of a step)" in COSTS.text()
     assert "one in 10 steps costs least" in COSTS.text()
     assert "one in at least 14 steps" in replace(COSTS, num_restores=0).text()
 
