@@ -12,13 +12,7 @@ from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import Array, StepSample
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import Charts
-from pacekeeper.predictor.detector.intermittent import (
-    FEWEST_SPELLS,
-    USUAL_SHARE,
-    slow_steps,
-    starts,
-    steps_beyond_chance,
-)
+from pacekeeper.predictor.detector.intermittent import period, runs_beyond_chance, slow_steps
 from pacekeeper.predictor.detector.microbatch_residuals import (
     LEAST_PARTS,
     MicrobatchResiduals,
@@ -99,31 +93,23 @@ def raise_alarms(
 
 
 def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, Slowdown]:
-    """Return the slowdowns, by position, of ranks whose last steps hold more slow spells than
-    chance, at the share of steps in which one begins on the other ranks without a finding, or a
-    fast one on the rank itself.
-    """
+    """Return the slowdowns, by position, of ranks that are slow now and then."""
     charts, limits, found = evidence.charts, limits_of(evidence), dict[int, Slowdown]()
-    is_healthy = ~among(charts.ranks, evidence.slow)
-    recent, doubts, of_one = charts.recent, charts.recent_doubt, sigmas / limits.weight
-    is_slow = slow_steps(recent, doubts=doubts, sigmas=of_one) & is_healthy
-    if not is_slow[-1:].any():
-        return found
-    num_spells = starts(is_slow).sum(axis=0)
-    num_steps = (np.isfinite(recent) & is_healthy).sum(axis=0)
-    for i in np.flatnonzero(is_slow[-1] & (num_spells >= FEWEST_SPELLS)).tolist():
-        spells_of_others = int(num_spells.sum() - num_spells[i])
-        steps_of_others = int(num_steps.sum() - num_steps[i])
-        told = np.isfinite(recent[:, i])
-        own = recent[told, i]
-        is_fast = slow_steps(-own, doubts=doubts[told, i], sigmas=of_one[i])
-        usual = max(
-            (1.0 + spells_of_others) / (1.0 / USUAL_SHARE + steps_of_others),
-            float(starts(is_fast).mean()),  # noise of its own is as often on the other side
-        )
-        run = steps_beyond_chance(is_slow[told, i], usual, limits.between / charts.num_parts)
-        slowdown = of_mean(own, is_slow[told, i], run) if run else None
-        if slowdown is not None and slowdown.value >= least:
+    of_one = sigmas / limits.weight
+    runs = runs_beyond_chance(
+        charts.recent,
+        doubts=charts.recent_doubt,
+        sigmas=of_one,
+        is_healthy=~among(charts.ranks, evidence.slow),
+        between=limits.between / charts.num_parts,
+    )
+    for i, run in runs.items():
+        told = np.isfinite(charts.recent[:, i])
+        own, doubts = charts.recent[told, i], charts.recent_doubt[told, i]
+        is_slow = slow_steps(own, doubts=doubts, sigmas=of_one[i])
+        every = period(is_slow[-run:], np.array(charts.recent_steps)[told][-run:])
+        slowdown = replace(of_mean(own, is_slow, run), every=every)
+        if slowdown.value >= least:
             found[i] = slowdown
     return found
 
@@ -196,6 +182,11 @@ def _finding(
     elif slowdown.num_slow:
         of = f"mean of {slowdown.num_steps} steps since step {onset}, {slowdown.num_slow} slow ones"
         evident = "it is slow now and then, and more often than by chance"
+        if slowdown.every:
+            evident = (
+                f"it is slow once in every {slowdown.every} steps, as a process is that logs, "
+                "evaluates or saves then: its device is an unlikely cause"
+            )
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"

@@ -10,7 +10,7 @@ from math import log
 
 import numpy as np
 
-from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 
 LEAST_SLOWDOWN = 1.05  # of a slow step
 LEAST_SIGMAS = 4.0
@@ -30,7 +30,7 @@ def slow_steps(log_ratios: Array, *, doubts: Array | float, sigmas: Array | floa
         doubts: bounds on the model's error (log).
         sigmas: one sigma of a step.
     """
-    level = np.maximum(LEAST_SIGMAS * np.asarray(sigmas), log(LEAST_SLOWDOWN))
+    level = _level(sigmas)
     beyond = log_ratios - doubts
     is_slow: Flags = beyond > level
     goes_on = beyond > 0.5 * level
@@ -39,11 +39,72 @@ def slow_steps(log_ratios: Array, *, doubts: Array | float, sigmas: Array | floa
     return is_slow
 
 
+def _level(sigmas: Array | float) -> Array:
+    """Return the log ratio from which on a step is slow."""
+    level: Array = np.maximum(LEAST_SIGMAS * np.asarray(sigmas), log(LEAST_SLOWDOWN))
+    return level
+
+
 def starts(is_slow: Flags) -> Flags:
     """Return the first step of each spell of slow steps, in the shape of `is_slow` [steps, ...]."""
     first = is_slow.copy()
     first[1:] &= ~is_slow[:-1]
     return first
+
+
+def repeatedly_slow(
+    log_ratios: Array, *, doubts: Array, sigmas: Array, is_healthy: Flags
+) -> Positions:
+    """Return the ranks without a finding that are slow in the newest step, for the third time or
+    more.
+
+    Arguments as in `runs_beyond_chance`.
+    """
+    half = 0.5 * _level(sigmas)
+    may_be = (log_ratios[-1:] - doubts[-1:] > half).any(axis=0) & is_healthy
+    near = np.flatnonzero(may_be)  # few: the window is scanned of these only
+    is_slow = slow_steps(log_ratios[:, near], doubts=doubts[:, near], sigmas=sigmas[near])
+    is_one = is_slow[-1:].any(axis=0) & (starts(is_slow).sum(axis=0) >= FEWEST_SPELLS)
+    suspects: Positions = near[is_one]
+    return suspects
+
+
+def runs_beyond_chance(
+    log_ratios: Array, *, doubts: Array, sigmas: Array, is_healthy: Flags, between: float
+) -> dict[int, int]:
+    """Return, by position, the number of last steps that hold more slow spells than chance gives,
+    for each such rank that is slow in the newest step.
+
+    By chance a spell begins as often as on the other ranks without a finding, or as a fast one on
+    the rank itself, if that is more often: noise of its own is as often on the other side.
+
+    Args:
+        log_ratios: log(observed / expected) [steps, ranks], newest last; NaN: no record.
+        doubts: bounds on the model's error (log) [steps, ranks].
+        sigmas: one sigma of a step [ranks].
+        is_healthy: ranks without a finding [ranks].
+        between: steps of a rank between two of its false alarms.
+    """
+    runs = dict[int, int]()
+    suspects = repeatedly_slow(log_ratios, doubts=doubts, sigmas=sigmas, is_healthy=is_healthy)
+    if not len(suspects):
+        return runs
+    is_slow = slow_steps(log_ratios, doubts=doubts, sigmas=sigmas) & is_healthy
+    num_spells = starts(is_slow).sum(axis=0)
+    num_steps = (np.isfinite(log_ratios) & is_healthy).sum(axis=0)
+    for i in suspects.tolist():
+        spells_of_others = int(num_spells.sum() - num_spells[i])
+        steps_of_others = int(num_steps.sum() - num_steps[i])
+        told = np.isfinite(log_ratios[:, i])
+        is_fast = slow_steps(-log_ratios[told, i], doubts=doubts[told, i], sigmas=sigmas[i])
+        usual = max(
+            (1.0 + spells_of_others) / (1.0 / USUAL_SHARE + steps_of_others),
+            float(starts(is_fast).mean()),
+        )
+        run = steps_beyond_chance(is_slow[told, i], usual, between)
+        if run:
+            runs[i] = run
+    return runs
 
 
 def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:
@@ -63,6 +124,17 @@ def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:
     chance[: FEWEST_SPELLS - 1] = 1.0
     least = int(chance.argmin()) if len(chance) else 0
     return int(num_steps[least]) if len(chance) and chance[least] < 1.0 / between else 0
+
+
+def period(is_slow: Flags, steps: Positions) -> int:
+    """Return k where a slow spell begins in every k-th step, however long it lasts; 0: in others.
+
+    Args:
+        is_slow: steps of one rank [steps], newest last.
+        steps: their numbers [steps].
+    """
+    gaps = set(np.diff(steps[starts(is_slow)]).tolist())
+    return int(gaps.pop()) if len(gaps) == 1 else 0
 
 
 def spells(is_slow: Flags) -> Flags | None:

@@ -30,6 +30,7 @@ class Slowdown:
         num_parts: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
         num_slow: the rank was slow in so many of the steps only, and `value` is the mean of all; 0:
             the steps agree.
+        every: a slow spell began in every so many-th step; 0: not as regularly.
     """
 
     value: float
@@ -37,6 +38,7 @@ class Slowdown:
     error: float = 0.0
     num_parts: int = 0
     num_slow: int = 0
+    every: int = 0
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.predictor.detector import intermittent
 from pacekeeper.predictor.detector.state import Judgement, begin
 from pacekeeper.predictor.detector.update import update_evidence
@@ -72,6 +73,23 @@ def test_a_slowdown_that_lasts_is_told_as_such_once_it_is_one(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize(("num_ranks", "every"), [(8, 5), (64, 8)])
+def test_other_work_in_every_few_steps_is_told_as_such(
+    seed: int, num_ranks: int, every: int
+) -> None:
+    """Rank 0 logs or evaluates from the first step on, and the trainer does not tell it."""
+    job, evidence = SyntheticJob(seed=seed, num_ranks=num_ranks, **DEVICE_CLOCK), begin()
+    found = list[Finding]()
+    for step in range(40):
+        sample = job.next({0: 1.3} if step % every == 0 else None)
+        evidence, judgement = update_evidence(CONFIG, evidence, sample)
+        found += judgement.findings
+    assert {finding.rank for finding in found} == {0}
+    assert f"once in every {every} steps" in found[0].reason
+    assert found[0].tier is Tier.PROBABLE
+
+
+@pytest.mark.parametrize("seed", seeds(6))
 def test_nobody_is_named_where_all_ranks_are_slow_now_and_then(seed: int) -> None:
     """Each in one of six steps, on its own: that is how this job is."""
     job, evidence, random = (
@@ -127,6 +145,61 @@ def test_the_chance_of_so_many_spells_counts_for_each_run_that_was_looked_at() -
     one_run = float(binom.sf(3, 25, 0.01))
     assert not intermittent.steps_beyond_chance(is_slow, 0.01, 1.1 / (32 * one_run))
     assert intermittent.steps_beyond_chance(is_slow, 0.01, 0.9 / (32 * one_run)) == 25
+
+
+@pytest.mark.parametrize("law", ["normal", "student", "pauses"])
+def test_noise_that_all_ranks_have_alike_is_named_as_rarely_as_asked(law: str) -> None:
+    """Heavy tails, or pauses (of a garbage collector) of each rank in one of twenty steps."""
+    random, num_ranks, between = np.random.default_rng(3), 1_024, 2e4
+    shape = (500, num_ranks)
+    noise = random.standard_t(3, shape) if law == "student" else random.standard_normal(shape)
+    residuals = 0.02 * noise + 0.2 * (random.random(shape) < (0.05 if law == "pauses" else 0.0))
+    doubts, sigmas = np.full((32, num_ranks), 0.004), np.full(num_ranks, 0.02)
+    alarms, since = 0, np.zeros(num_ranks)
+    for end in range(32, len(residuals)):
+        runs = intermittent.runs_beyond_chance(
+            residuals[end - 32 : end],
+            doubts=doubts,
+            sigmas=sigmas,
+            is_healthy=end - since >= 32,
+            between=between,
+        )
+        since[list(runs)] = end
+        alarms += len(runs)
+    assert alarms <= residuals.size / between
+    residuals[::-3, 7] += 0.2
+    runs = intermittent.runs_beyond_chance(
+        residuals[-32:], doubts=doubts, sigmas=sigmas, is_healthy=sigmas > 0.0, between=between
+    )
+    assert runs.keys() == {7}
+
+
+def test_a_missing_step_does_not_end_a_spell() -> None:
+    """Slow in the last eleven steps, told in every second of them; then between them fast."""
+    lasting, told = np.zeros((31, 8)), np.arange(31) % 2 == 0
+    lasting[20:, 0] = 0.2
+    for other, is_named in ((np.nan, False), (0.0, True)):
+        ratios = lasting.copy()
+        ratios[~told, 0] = other
+        runs = intermittent.runs_beyond_chance(
+            ratios,
+            doubts=np.zeros(ratios.shape),
+            sigmas=np.full(8, 0.01),
+            is_healthy=np.ones(8, dtype=np.bool_),
+            between=1_000.0,
+        )
+        assert bool(runs) is is_named
+
+
+def test_the_period_is_that_of_all_spells_or_none() -> None:
+    steps = np.arange(100, 132)
+    for every in (2, 5, 10):
+        assert intermittent.period(steps % every == 0, steps) == every
+    assert intermittent.period((steps % 5 == 0) | (steps % 5 == 1), steps) == 5, "of two steps"
+    assert not intermittent.period((steps % 5 == 0) | (steps == 113), steps)
+    assert not intermittent.period((steps % 5 == 0) & (steps != 115), steps), "one is left out"
+    told = steps != 104  # the numbers count, not the places
+    assert intermittent.period((steps % 10 == 0)[told], steps[told]) == 10
 
 
 def test_a_slowdown_about_as_large_as_can_be_seen_is_one_spell() -> None:
