@@ -116,7 +116,8 @@ def thresholds(
         parts_per_step: micro-batches that are folded in each step.
     """
     step_s = float(np.median([sample.observed_s.max() for sample in samples]))
-    if len(samples) < START_STEPS:
+    # A large job learns from fewer steps than it has shown.
+    if max(len(samples), excursions.num_folds // parts_per_step) < START_STEPS:
         step_s = max(step_s, START_DAYS * DAY_S / START_STEPS)
     between = samples_between_alarms(
         false_alarms_per_job_day,

@@ -49,6 +49,21 @@ def test_more_ranks_and_shorter_steps_take_higher_thresholds(change: dict[str, f
     assert sum(many) > sum(few)
 
 
+@pytest.mark.parametrize("parts", [1, 8])
+def test_a_job_that_learns_from_few_steps_is_new_for_its_first_steps_only(parts: int) -> None:
+    between = [
+        thresholds(
+            0.1,
+            steps(num_steps=num_steps),
+            noise=KNOWN,
+            excursions=Excursions(num_folds=num_folds),
+            parts_per_step=parts,
+        ).between
+        for num_steps, num_folds in ((13, 13 * parts), (13, START_STEPS * parts), (START_STEPS, 0))
+    ]
+    assert between[0] < between[1] == between[2]
+
+
 def test_one_wild_sample_never_crosses_a_chart() -> None:
     for rate in (1e-3, 1e6):
         for rule in made(steps(), rate=rate).rules:
