@@ -12,9 +12,9 @@ then only every third step is slowed. "healthy as slow": bouts of the
 ranks' own noise whose mean over as many steps reaches what 95 % of such slowdowns reach; whatever
 finds these by a threshold accuses those.
 
-`--rates`; 13 minutes: false alarms raised over asked for, on healthy residuals resampled in blocks
-of steps, by the charts and by the rule for ranks that are slow now and then. The sum holds within a
-factor of two; of a short record it may be less.
+`--rates`; a quarter of an hour: false alarms raised over asked for, on healthy residuals resampled
+in blocks of steps, by the charts and by the rule for ranks that are slow now and then. The sum
+holds within a factor of two; of a short record it may be less.
 
 Prints a table, last one line of JSON.
 """

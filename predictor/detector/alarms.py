@@ -180,7 +180,10 @@ def _finding(
     if slowdown.num_parts:
         of = f"median of {slowdown.num_parts} micro-batches of step {onset}"
     elif slowdown.num_slow:
-        of = f"mean of {slowdown.num_steps} steps since step {onset}, {slowdown.num_slow} slow ones"
+        of = (
+            f"mean of {slowdown.num_steps} steps since step {onset}, {slowdown.num_slow} of them "
+            f"slow by x{slowdown.when_slow:.2f}"
+        )
         evident = "it is slow now and then, and more often than by chance"
         if slowdown.every:
             evident = (

@@ -30,6 +30,7 @@ class Slowdown:
         num_parts: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
         num_slow: the rank was slow in so many of the steps only, and `value` is the mean of all; 0:
             the steps agree.
+        when_slow: median slowdown of these.
         every: a slow spell began in every so many-th step; 0: not as regularly.
     """
 
@@ -38,6 +39,7 @@ class Slowdown:
     error: float = 0.0
     num_parts: int = 0
     num_slow: int = 0
+    when_slow: float = 1.0
     every: int = 0
 
     @property
@@ -97,10 +99,14 @@ def measured(
 def of_mean(log_ratios: Array, is_slow: Flags, num_steps: int) -> Slowdown:
     """Return the slowdown of a rank that is slow in some of its last `num_steps` steps."""
     ratios = np.exp(log_ratios[-num_steps:])
-    value = float(ratios.mean())
-    error = float(ratios.std()) / (value * sqrt(num_steps))
-    num_slow = int(is_slow[-num_steps:].sum())
-    return Slowdown(value=value, num_steps=num_steps, error=error, num_slow=num_slow)
+    value, slow = float(ratios.mean()), ratios[is_slow[-num_steps:]]
+    return Slowdown(
+        value=value,
+        num_steps=num_steps,
+        error=float(ratios.std()) / (value * sqrt(num_steps)),
+        num_slow=len(slow),
+        when_slow=float(np.median(slow)),
+    )
 
 
 def is_over(

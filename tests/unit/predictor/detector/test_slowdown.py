@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.predictor.detector.slowdown import changed, is_over, measured
+from pacekeeper.predictor.detector.slowdown import changed, is_over, measured, of_mean
 
 CONFIG = DetectorConfig()
 QUIET, NOISY = 0.02, 0.09
@@ -118,3 +118,11 @@ def test_what_the_model_doubted_then_still_counts_when_a_better_one_is_fitted() 
     then = np.where(np.arange(len(ratios)) < len(ratios) - 1, 0.15, 0.01)
     assert measured(CONFIG, ratios, sigma=QUIET, doubt=0.01) is not None
     assert measured(CONFIG, ratios, sigma=QUIET, doubt=then) is None
+
+
+def test_the_mean_of_all_last_steps_and_the_median_of_the_slow_ones() -> None:
+    log_ratios = series(1.5, 1.0, 1.0, 3.0, 1.0, 1.0, 2.0)
+    found = of_mean(log_ratios, log_ratios > log(1.2), 7)
+    assert (found.num_steps, found.num_slow) == (7, 3)
+    assert found.value == pytest.approx(1.5)
+    assert found.when_slow == pytest.approx(2.0)
