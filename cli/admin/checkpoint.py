@@ -186,7 +186,7 @@ def _find_checkpoints(path: str) -> list[tuple[Any, Any]]:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if not found:
         raise DataError(
-            f"{path}: no checkpoints", remedy="give the directory set with --checkpoint-dir"
+            f"{path}: no checkpoints", remedy="give the directory of `launch --checkpoint-dir`"
         )
     return found
 
@@ -226,7 +226,9 @@ def _normalized_path(path: str) -> str:
     from pacekeeper.core.errors import DataError
 
     if not path:
-        raise DataError("the path is empty", remedy="give the directory set with --checkpoint-dir")
+        raise DataError(
+            "the path is empty", remedy="give the directory of `launch --checkpoint-dir`"
+        )
     root = path.rstrip("/")
     return path if path.endswith("://") or not root else root
 

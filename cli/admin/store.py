@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PAGES_PER_STEP = 4096  # copied at a time; the controller can write in between
 ROWS_AT_ONCE = 256
-_REMEDY = "give the store of a controller and the path of a new file"
+_STORE = "give the store of a controller"
+_REMEDY = f"{_STORE} and the path of a new file"
 
 
 @click.group()
@@ -165,7 +166,7 @@ def _opened_to_read(store: str) -> Iterator["Store"]:
             _copy_file(path, copy := Path(folder) / "copy")
         except (sqlite3.Error, OSError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise HostError(f"cannot copy {path} to read it: {why}", remedy=_REMEDY) from None
+            raise HostError(f"cannot copy {path} to read it: {why}", remedy=_STORE) from None
         opened = stack.enter_context(_opened(str(copy)))
         opened.database.name = str(path)
         yield opened
@@ -177,7 +178,7 @@ def _reject_other_tables(database: "PostgresDatabase") -> None:
 
     name, version = database.name, database.version()
     if version is None:
-        raise HostError(f"store {name} has no tables of a controller", remedy=_REMEDY)
+        raise HostError(f"store {name} has no tables of a controller", remedy=_STORE)
     if version != SCHEMA_VERSION:
         raise VersionError(
             f"store {name} has schema {version}, this command reads {SCHEMA_VERSION}",
@@ -273,7 +274,7 @@ def _copy_file(store: Path, part: Path) -> str:
     ):
         (application,) = source.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
-            raise HostError(f"{store} is not the store of a controller", remedy=_REMEDY)
+            raise HostError(f"{store} is not the store of a controller", remedy=_STORE)
         source.backup(copy, pages=PAGES_PER_STEP)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file; a controller sets its own
         (schema,) = copy.execute("PRAGMA user_version").fetchone()

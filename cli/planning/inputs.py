@@ -14,6 +14,7 @@ from pacekeeper.core.errors import ConfigError, DataError
 UNREADABLE = (
     ValueError, RecursionError, OverflowError, EOFError, BadZipFile, MemoryError,
 )  # fmt: skip
+EXPECTED = "expected .json, .csv, .npy or one recorded run"
 
 
 def read_loads(path: Path) -> list[list[float]]:
@@ -45,7 +46,7 @@ def read_loads(path: Path) -> list[list[float]]:
     except UNREADABLE as error:
         raise DataError(
             f"{path}: {_reason_text(error)}",
-            remedy="expected .json, .csv, .npy or a recorded run",
+            remedy=EXPECTED,
         ) from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected one list of loads per layer")
@@ -75,7 +76,10 @@ def _recorded_loads(path: Path) -> list[list[float]]:
 
     from pacekeeper.simulator.readers.registry import one_of, open_runs
 
-    table = one_of(open_runs(path), path, None).expert_loads
+    try:
+        table = one_of(open_runs(path), path, None).expert_loads
+    except DataError as error:  # its remedies are options of `replay`
+        raise DataError(error.what, remedy=EXPECTED) from None
     if table is None or not len(table.rows):
         raise DataError(f"{path}: a recorded run without expert loads")
     _, layer = np.unique(table.layer, return_inverse=True)

@@ -59,7 +59,7 @@ def database_url(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError) as error:
         raise ConfigError(
-            f"--store: {error}", remedy="as in postgresql://user@host:5432/database"
+            f"store: {error}", remedy="as in postgresql://user@host:5432/database"
         ) from None
     return parsed.set(drivername="postgresql+psycopg")
 
@@ -108,7 +108,7 @@ class PostgresDatabase:
                 use_native_hstore=False,
             )
         except (sa.exc.ArgumentError, ValueError, TypeError) as error:
-            raise ConfigError(f"--store {self.name}: {error}") from None
+            raise ConfigError(f"store {self.name}: {error}") from None
         sa.event.listen(self._engine, "do_connect", self._do_connect)
 
     def _do_connect(
@@ -204,7 +204,7 @@ class PostgresDatabase:
                     f"store {self.name} has schema {found}, this controller reads {SCHEMA_VERSION}",
                     remedy="start a controller of this version, which migrates it once it leads"
                     if found in POSTGRES_UPGRADES
-                    else "install the pacekeeper that wrote it, or name another --store",
+                    else "install the pacekeeper that wrote it, or name another store",
                 )
 
     def _take_over(self, connection: sa.Connection, version: int) -> None:
@@ -314,14 +314,14 @@ class PostgresDatabase:
         """The error to raise for a damaged store."""
         return DamagedError(
             f"store {self.name} is damaged: {_line(error)}",
-            remedy="restore the database from a backup, or name another --store",
+            remedy="restore the database from a backup, or name another store",
         )
 
     def refused(self, error: object) -> HostError:
         """The error to raise for a server that does not answer, or refuses."""
         return HostError(
             f"store {self.name}: {_line(error)}",
-            remedy="start PostgreSQL, or correct --store and the rights of its user",
+            remedy="start PostgreSQL, or correct the URL and the rights of its user",
         )
 
 

@@ -148,7 +148,7 @@ def lock(path: Path) -> int:
     except BlockingIOError:
         raise HostError(
             f"store {path} is in use by another controller",
-            remedy="stop that one, or name another file with --store",
+            remedy="stop that one, or name another file",
         ) from None
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from None
@@ -273,7 +273,7 @@ def _other_version(path: Path, version: int) -> VersionError:
     return VersionError(
         f"store {path} has schema {version}, this controller reads {OLDEST_VERSION} to "
         f"{SCHEMA_VERSION}",
-        remedy="install the pacekeeper that wrote it, or name another --store",
+        remedy="install the pacekeeper that wrote it, or name another store",
     )
 
 
@@ -327,7 +327,7 @@ def damaged(path: Path, why: object) -> DamagedError:
 
 
 def _refused(path: Path, why: str, kind: type[HostError] = HostError) -> HostError:
-    return kind(f"store {path}: {why}", remedy="name a writable file of ours with --store")
+    return kind(f"store {path}: {why}", remedy="name a writable file of ours")
 
 
 def is_damage(error: Exception) -> bool:

@@ -61,7 +61,10 @@ def with_intermittent(
     for rank in np.flatnonzero(begun.sum(axis=0) >= FEWEST_SPELLS).tolist():
         told = np.flatnonzero(is_told[:, rank])
         told = told[: np.flatnonzero(is_slow[told, rank])[-1] + 1]
-        num_begun, num_told = np.delete(begun, rank, axis=1).sum(), np.delete(is_told, rank, 1).sum()
+        num_begun, num_told = (
+            np.delete(begun, rank, axis=1).sum(),
+            np.delete(is_told, rank, 1).sum(),
+        )
         usual = max(
             (1.0 + num_begun) / (1.0 / USUAL_SHARE + num_told),
             float(begun_fast[told, rank].mean()),

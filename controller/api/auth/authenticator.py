@@ -43,8 +43,8 @@ class Authenticator:
         return by_certificate or rbac.anonymous("neither a certificate nor a token was sent")
 
     def open_principal(self, host: str) -> Principal:
-        """The caller from `host` where no caller has to authenticate."""
-        return Principal(name=f"open at {host}", role=Role.OPEN)
+        """The caller from `host`, as `ipv4:192.0.2.1`, where no caller has to authenticate."""
+        return Principal(name=f"open at {host.partition(':')[2] or host}", role=Role.OPEN)
 
     def by_header(self, header: str) -> Principal:
         """The caller that an authorization header names."""

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -67,6 +67,7 @@ class Terminal:
         self.show(f"$ pacekeeper {shlex.join(arguments)}", done.output)
         if code:
             self.text += f"[exit code {code}]\n"
+            _check_options(done.output.splitlines()[-1], arguments)
         return done.output
 
     def show(self, title: str, output: str) -> None:
@@ -98,6 +99,17 @@ class Terminal:
         if isinstance(command, click.Group) and words:
             for below in command.list_commands(click.Context(command)):
                 self.run_help(*words, below)
+
+
+def _check_options(error: str, arguments: Sequence[str]) -> None:
+    """An error names no option that the command lacks, except of a command in `backquotes`."""
+    command: click.Command = main
+    for word in arguments:
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word) or command
+    known = {name for one in command.get_params(click.Context(command)) for name in one.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub("`[^`]*`", "", error)))
+    assert named <= known, error
 
 
 @pytest.fixture
@@ -377,6 +389,12 @@ def store(terminal: Terminal) -> None:
     terminal.run("store", "backup", "other.sqlite", "new.sqlite", code=4)
     terminal.run("store", "backup", "none.sqlite", "new.sqlite", code=4)
     terminal.run("store", "check", "copy.sqlite")
+    terminal.run("store", "check", "other.sqlite", code=4)
+    with sqlite3.connect("newer.sqlite") as connection:
+        sqlite3.connect("store.sqlite").backup(connection)
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    terminal.run("store", "check", "newer.sqlite", code=5)
     terminal.run("store", "migrate", "store.sqlite", "sqlite:///moved.sqlite")
 
 
@@ -419,6 +437,8 @@ def plan(terminal: Terminal) -> None:
     terminal.run(*placed, "--devices", "1000000", code=3)
     terminal.run(*placed, "--loads", "ragged.json", code=9)
     terminal.run(*placed, "--loads", "none.json", code=9)
+    Path("notes.txt").write_text("nothing of a run\n")
+    terminal.run(*placed, "--loads", "notes.txt", code=9)
     terminal.run(*placed, "--current", "loads.json", code=9)
     terminal.run(*placed, "--drift", "nan", code=2)
     terminal.run(*placed, "--plot", "no/where.png", code=4)

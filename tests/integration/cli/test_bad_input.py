@@ -235,7 +235,7 @@ def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     store.write_text("my notes, not a database at all, and longer than a page header" * 50)
     before = store.read_bytes()
     done = pacekeeper("controller", *ANY_API, "--store", str(store))
-    assert_refused(done, ExitCode.HOST, "notes.txt", "--store")
+    assert_refused(done, ExitCode.HOST, "notes.txt", "a writable file of ours")
     assert store.read_bytes() == before
 
 

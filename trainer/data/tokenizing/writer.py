@@ -98,5 +98,5 @@ class TokenFileWriter:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return HostError(
             f"cannot write {self._partial}: {error.strerror}",
-            remedy="free space, or choose another --out" if is_full else "choose another --out",
+            remedy="free space, or write it elsewhere" if is_full else "write it elsewhere",
         )
