@@ -18,6 +18,7 @@ from pacekeeper.controller.state.state import JobState, State
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.incidents.rank_ranges import format_ranks
 from pacekeeper.core.telemetry.sign_of_life import (
+    RUNNABLE,
     STOPPED,
     UNINTERRUPTIBLE,
     Phase,
@@ -146,6 +147,8 @@ def explain_process(one: StandingRank) -> tuple[Tier, str]:
     if not one.process_state:
         return Tier.SUSPECTED, "the agent cannot see its process"
     if one.cpu_ratio is not None and one.cpu_ratio < IDLE_RATIO:
+        if one.process_state == RUNNABLE:
+            return Tier.PROBABLE, "its process waits for a CPU core: it is runnable and gets none"
         return Tier.PROBABLE, f"its process sleeps{where} and uses no CPU: a lock, or a read"
     used = "" if one.cpu_ratio is None else f" {one.cpu_ratio:.0%} of a core"
     return Tier.SUSPECTED, f"its process runs{used}: long work, a compilation or a loop"

@@ -63,7 +63,7 @@ class MicroBatchRecord:
         sum_len_squared: sum over documents of squared length, tokens^2: attention work.
         expert_rows: token rows that the rank's local experts computed, all layers together.
         num_active_experts: local experts with at least one row, all layers together.
-        stall_s: wall time less CPU time less run-queue wait: the process was stopped.
+        stall_s: wall time less CPU time less run-queue wait: its thread was not runnable.
         wait_s: time inside collectives.
         num_documents: 0: not reported.
         head_tokens: tokens whose logits this rank computed, where only some stages do; else 0.

@@ -25,6 +25,7 @@ MOVING: Final = 9  # state between ranks, or from a checkpoint
 # The kernel's letters for the state of a process, proc(5).
 STOPPED: Final = frozenset("Tt")  # by a signal, or by a tracer
 UNINTERRUPTIBLE: Final = "D"
+RUNNABLE: Final = "R"  # on a core, or waiting for one
 
 PHASE_BITS: Final = 4
 SIGN = struct.Struct("<QI")  # (monotonic nanoseconds << PHASE_BITS | phase), signal of a stack dump

@@ -33,7 +33,7 @@ class CauseKind(StrEnum):
     LOST = "lost"  # the device no longer responds
     NETWORK = "network"
     STARVED = "starved"  # the device waits for its host
-    FROZEN = "frozen"  # the thread neither ran nor was runnable
+    STALLED = "stalled"  # the thread neither ran nor was runnable
     CORE_TAKEN = "core_taken"  # the thread was runnable, another task had its core
     HOST = "host"
     UNKNOWN = "unknown"  # no cause found; the text lists the missing samples

@@ -120,8 +120,9 @@ NODE: tuple[Rule, ...] = (
 
 
 def stall(symptoms: Symptoms) -> RuleResult:
-    """Find time in which the thread neither ran nor was runnable: stopped, swapped out, on I/O.
+    """Find time in which the rank's thread neither ran nor was runnable.
 
+    It was stopped, swapped out, on I/O, or waited for other threads, which may lack a core.
     The time is part of the compute time and can be compared with the slowdown: CONFIRMED only if it
     explains at least half of it (of its logarithm).
     """
@@ -135,8 +136,8 @@ def stall(symptoms: Symptoms) -> RuleResult:
     mine, slowdown = symptoms.thread and share(symptoms.thread), symptoms.slowdown
     made = 1.0 / max(1.0 - (mine or 0.0), 1e-3)
     most = Tier.CONFIRMED if slowdown is not None and made**2 >= slowdown else Tier.PROBABLE
-    what = "stood still (stopped, swapped out or waiting for storage)"
-    return _if_time_lost(symptoms, "stall", CauseKind.FROZEN, most, share, what)
+    what = "was not runnable (stopped, swapped out, waiting for storage or another thread)"
+    return _if_time_lost(symptoms, "stall", CauseKind.STALLED, most, share, what)
 
 
 def run_queue(symptoms: Symptoms) -> RuleResult:

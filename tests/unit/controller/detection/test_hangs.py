@@ -98,12 +98,19 @@ def test_who_hangs(name: str) -> None:
         ("D", 0.0, Tier.PROBABLE),
         ("S", 0.0, Tier.PROBABLE),
         ("R", 1.0, Tier.SUSPECTED),
+        ("R", 0.0, Tier.PROBABLE),
         ("", 0.0, Tier.SUSPECTED),
     ],
 )
 def test_the_state_of_the_process_says_how_sure_it_is(state: str, cpu: float, tier: Tier) -> None:
     (hang,) = find_hangs({0: WAITS, 1: rank(P.COMPUTING, 3.0, 0.1, state, cpu)}, range(2), NOW_S)
     assert hang.tier is tier
+
+
+@pytest.mark.parametrize(("state", "cause"), [("R", "waits for a CPU core"), ("S", "sleeps")])
+def test_a_process_without_cpu_time_sleeps_or_waits_for_a_core(state: str, cause: str) -> None:
+    (hang,) = find_hangs({0: WAITS, 1: rank(P.COMPUTING, 3.0, 0.1, state, 0.0)}, range(2), NOW_S)
+    assert cause in hang.cause
 
 
 def test_ranks_that_are_dead_are_neither_culprits_nor_missing() -> None:

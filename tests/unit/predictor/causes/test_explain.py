@@ -149,16 +149,17 @@ def test_what_the_kernel_counted_for_the_thread_itself() -> None:
     assert "waited for a core 33% of its time, 1% of its peers' time" in taken.words
     frozen = thread(stall_s=0.6)
     (cause,) = explain(replace(HEALTHY, thread=frozen))
-    assert (cause.kind, cause.sure) == (CauseKind.FROZEN, Tier.CONFIRMED)
-    assert found(replace(ALONE, thread=frozen)) == [(CauseKind.FROZEN, Tier.PROBABLE)]
+    assert (cause.kind, cause.sure) == (CauseKind.STALLED, Tier.CONFIRMED)
+    assert "waiting for storage or another thread" in cause.words
+    assert found(replace(ALONE, thread=frozen)) == [(CauseKind.STALLED, Tier.PROBABLE)]
     assert not is_explained(explain(replace(HEALTHY, thread=frozen, peer_threads=(frozen,))))
 
 
 def test_a_stall_that_explains_little_of_the_slowdown_is_no_proof() -> None:
     short = replace(HEALTHY, thread=thread(stall_s=0.12))
-    assert found(replace(short, slowdown=1.2)) == [(CauseKind.FROZEN, CONFIRMED)]
-    assert found(replace(short, slowdown=1.6)) == [(CauseKind.FROZEN, PROBABLE)]
-    assert found(replace(short, slowdown=None)) == [(CauseKind.FROZEN, PROBABLE)]
+    assert found(replace(short, slowdown=1.2)) == [(CauseKind.STALLED, CONFIRMED)]
+    assert found(replace(short, slowdown=1.6)) == [(CauseKind.STALLED, PROBABLE)]
+    assert found(replace(short, slowdown=None)) == [(CauseKind.STALLED, PROBABLE)]
 
 
 def test_a_clock_that_counts_more_stall_than_compute_lost_all_of_the_time_and_no_more() -> None:
@@ -171,7 +172,7 @@ def test_a_clock_that_counts_more_stall_than_compute_lost_all_of_the_time_and_no
 def test_the_surest_cause_comes_first_whatever_the_order_of_the_rules() -> None:
     hot = device(processes=(RANK_PID, 9), clock_event_reasons=0x10, temperature_celsius=90.0)
     sick = replace(HEALTHY, device=hot, thread=thread(stall_s=0.5))
-    kinds = [CauseKind.FROZEN, CauseKind.FOREIGN_PROCESS, CauseKind.CLOCKS, CauseKind.THERMAL]
+    kinds = [CauseKind.STALLED, CauseKind.FOREIGN_PROCESS, CauseKind.CLOCKS, CauseKind.THERMAL]
     assert [kind for kind, _ in found(sick)] == kinds
 
 
