@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.core.config.security import TRUST_DOMAIN
 from pacekeeper.core.errors import ConfigError, ExitCode, PacekeeperError
 
 _DIRECTORY = click.option(
     "--dir",
     "directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False, path_type=Path),
     default="pki",
     show_default=True,
     help="Directory of the authority.",
@@ -65,7 +66,7 @@ def init(directory: Path, name: str, days: int | None) -> None:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PathType(path_type=Path),
     help="Path without suffix [default: KIND-NAME in the authority's directory].",
 )
 @click.argument("kind", type=click.Choice(["node", "operator", "viewer", "controller", "metrics"]))
@@ -101,7 +102,7 @@ def issue(
     help="Renew only certificates that expire within N days.",
     metavar="N",
 )
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path))
 def renew(directory: Path, days: int | None, within: int | None, files: tuple[Path, ...]) -> None:
     """Renew certificates in place: same identity, new key, new expiry.
 
@@ -121,7 +122,7 @@ def renew(directory: Path, days: int | None, within: int | None, files: tuple[Pa
 
 @command.command("show")
 @json_option()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path))
 @click.pass_context
 def show(ctx: click.Context, as_json: bool, files: tuple[Path, ...]) -> None:
     """Show identity, hosts and expiry of certificates.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.core.errors import HostError, VersionError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def command() -> None:
 
 @command.command("backup")
 @click.argument("store")
-@click.argument("to", type=click.Path(path_type=Path))
+@click.argument("to", type=PathType(path_type=Path))
 def backup(store: str, to: Path) -> None:
     """Copy STORE to the new SQLite file TO and check the copy.
 

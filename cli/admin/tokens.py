@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import (
     Records,
@@ -25,7 +26,7 @@ _FILE = click.option(
     "--file",
     "path",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PathType(dir_okay=False, path_type=Path),
     help="File named by [access] tokens of the controller.",
 )
 

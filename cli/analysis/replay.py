@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.simulator.readers.formats import Format
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PathType(path_type=Path))
 @click.option(
     "--format",
     "form",
@@ -26,12 +27,14 @@ from pacekeeper.simulator.readers.formats import Format
 @click.option(
     "--replicate",
     "replicates",
-    type=click.Path(path_type=Path),
+    type=PathType(path_type=Path),
     multiple=True,
     help="Another run of the same configuration, to compare step times; repeatable.",
 )
 @click.option(
-    "--report", type=click.Path(path_type=Path), help="Also write an HTML report to this file."
+    "--report",
+    type=PathType(path_type=Path),
+    help="Also write an HTML report to this file.",
 )
 @json_option()
 def command(

@@ -7,15 +7,18 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("scenario", type=PathType(path_type=Path))
 @click.option(
     "--seeds", type=click.IntRange(1), help="Number of seeds [default: that of the scenario]."
 )
 @click.option(
-    "--report", type=click.Path(path_type=Path), help="Also write an HTML report to this file."
+    "--report",
+    type=PathType(path_type=Path),
+    help="Also write an HTML report to this file.",
 )
 @json_option()
 def command(scenario: Path, seeds: int | None, report: Path | None, as_json: bool) -> None:

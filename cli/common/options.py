@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.config.loader import override
@@ -39,7 +40,7 @@ def with_controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--config",
         "config_file",
         envvar="PACEKEEPER_CONFIG",
-        type=click.Path(dir_okay=False),
+        type=PathType(dir_okay=False),
         help="TOML file with [client] and [tls] [env: PACEKEEPER_CONFIG].",
     )
     @functools.wraps(function)
@@ -75,7 +76,7 @@ def settings_options(kind: type[Any], config_help: str, *options: Option) -> Opt
             return function(config=config)
 
         config_option = click.option(
-            "--config", "config_file", type=click.Path(dir_okay=False), help=config_help
+            "--config", "config_file", type=PathType(dir_okay=False), help=config_help
         )
         return _decorated(command, (config_option, *options))
 

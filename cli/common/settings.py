@@ -7,6 +7,7 @@ from pacekeeper.core.config.loader import override, read_config
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
+MAX_BYTES = 1_000_000
 
 
 def load_settings(kind: type[T], config_file: str | None, **given: Any) -> T:
@@ -27,15 +28,17 @@ def load_settings(kind: type[T], config_file: str | None, **given: Any) -> T:
 
 
 def read_config_text(config_file: str) -> str:
-    """Return the text of a settings file.
+    """Return the text of a settings file or pipe.
 
     Raises:
-        ConfigError: the file is not readable or not UTF-8.
+        ConfigError: the file is not readable, larger than MAX_BYTES, or not UTF-8.
     """
     try:
-        if not config_file:
-            raise ConfigError("--config: expected a file, got ''")
-        return Path(config_file).read_text(encoding="utf-8-sig")  # as editors on Windows write it
+        with Path(config_file).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:  # a device such as /dev/zero has no end
+            raise ConfigError(f"{config_file}: not a settings file: more than {MAX_BYTES:,} bytes")
+        return data.decode("utf-8-sig")  # as editors on Windows write it
     except OSError as error:
         raise ConfigError(f"{config_file}: {error.strerror}") from None
     except UnicodeDecodeError as error:

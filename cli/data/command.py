@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pacekeeper.cli.common.options import option_group
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.data.progress import Progress, format_mb
 from pacekeeper.core.text import format_s
 
@@ -51,13 +52,18 @@ def command() -> None:
 
 
 @command.command("tokenize")
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument(
+    "inputs",
+    nargs=-1,
+    required=True,
+    type=PathType(exists=True, path_type=Path),
+)
 @click.option(
     "--out",
     "output",
     required=True,
     metavar="FILE.bin",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PathType(dir_okay=False, path_type=Path),
     help="Token file to write; FILE.bin.json describes it.",
 )
 @option_group(
@@ -131,7 +137,7 @@ def tokenize_command(
 
 
 @command.command("check")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=PathType(path_type=Path))
 @click.option("--dtype", type=DTYPES, help="Type of tokens without description.")
 def check_command(files: tuple[Path, ...], dtype: "TokenDtype | None") -> None:
     """Read token FILES as a whole and check them.

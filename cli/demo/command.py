@@ -12,6 +12,7 @@ import click
 
 from pacekeeper.cli.common.extras import require
 from pacekeeper.cli.common.options import json_option, option_group
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class DemoOptions:
     click.option(
         "--config",
         "config_file",
-        type=click.Path(dir_okay=False),
+        type=PathType(dir_okay=False),
         help="TOML file with [engine], for another model or batch.",
     ),
 )

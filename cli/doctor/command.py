@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.doctor.checks import check_table, exit_code_of
 from pacekeeper.cli.doctor.machine_checks import run_checks
 from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
@@ -22,7 +23,7 @@ from pacekeeper.core.telemetry.shm_ring import DEFAULT_RING_DIR
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(dir_okay=False),
+    type=PathType(dir_okay=False),
     help="Check this TOML file instead of the machine, as the service that reads it would.",
 )
 @click.option(

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.common.options import RECORD_ID, json_option, with_controller_options
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.core.config.client import ClientConfig
 
 
@@ -14,7 +15,7 @@ from pacekeeper.core.config.client import ClientConfig
 @click.argument("incident", type=RECORD_ID, metavar="INCIDENT")
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PathType(dir_okay=False, path_type=Path),
     help="Also write a plot to this PNG file.",
 )
 @json_option()

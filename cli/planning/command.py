@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pacekeeper.cli.common.options import FiniteFloatRange, json_option, option_group
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.planning.eplb import check_suffix, eplb, write_tables
 from pacekeeper.cli.planning.partition import partition
 from pacekeeper.core.errors import ConfigError
@@ -119,7 +120,7 @@ command.add_command(eplb)
 @command.command()
 @click.option(
     "--loads",
-    type=Path,
+    type=PathType(path_type=Path),
     required=True,
     help="Rows per layer and expert: a file (.json, .csv, .npy), or a recorded run with expert "
     "loads (docs/traces.md).",
@@ -191,7 +192,9 @@ command.add_command(eplb)
         help="Expected change of loads, relative to the mean work of a device.",
     ),
     click.option(
-        "--current", type=Path, help="Placement in use, as printed by --json or in EPLB's form."
+        "--current",
+        type=PathType(path_type=Path),
+        help="Placement in use, as printed by --json or in EPLB's form.",
     ),
     click.option(
         "--max-copies",
@@ -199,11 +202,11 @@ command.add_command(eplb)
         help="Maximum number of expert copies to move from --current.",
     ),
 )
-@click.option("--plot", type=Path, help="Also write a plot to this PNG file.")
+@click.option("--plot", type=PathType(path_type=Path), help="Also write a plot to this PNG file.")
 @click.option(
     "--eplb",
     "tables",
-    type=Path,
+    type=PathType(path_type=Path),
     help="Also write EPLB's tables to this file (.npz or .json); free slots get replicas.",
 )
 @json_option("Print the whole plan as one JSON document.")

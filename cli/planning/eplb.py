@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pacekeeper.cli.common.options import with_controller_options
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import ConfigError, DataError, HostError
 
@@ -25,7 +26,7 @@ SUFFIXES = (".npz", ".json")
 @click.command()
 @with_controller_options
 @click.argument("job")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=PathType(dir_okay=False, path_type=Path))
 @click.option(
     "--generation",
     type=click.IntRange(1, 2**32 - 1),

@@ -6,17 +6,20 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 
 
 @click.command()
-@click.argument("description", type=click.Path(path_type=Path))
+@click.argument("description", type=PathType(path_type=Path))
 @click.option(
     "--speeds",
     default="",
     metavar="RANK=SPEED,...",
     help="Relative speeds of ranks; others have 1.0, dead ranks 0.",
 )
-@click.option("--current", type=Path, help="Partition in use, as printed by --json.")
+@click.option(
+    "--current", type=PathType(path_type=Path), help="Partition in use, as printed by --json."
+)
 @click.option("--whole", is_flag=True, help="Give every live rank some work.")
 @click.option("--program", is_flag=True, help="Also print the step program of each stage.")
 @json_option("Print the whole plan as one JSON document.")

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.options import json_option
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.errors import ExitCode
@@ -30,7 +31,7 @@ MAX_BYTES = 1 << 16
 
 @click.command()
 @click.option(
-    "--config", "config_file", type=click.Path(dir_okay=False), help="TOML file with [agent]."
+    "--config", "config_file", type=PathType(dir_okay=False), help="TOML file with [agent]."
 )
 @click.option("--ring-dir", help="Directory in which this node's agent reads rings.")
 @json_option()

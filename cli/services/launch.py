@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pacekeeper.cli.common.options import option_group
+from pacekeeper.cli.common.paths import PathType
 from pacekeeper.cli.common.settings import load_settings
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.engine import EngineConfig
@@ -110,7 +111,7 @@ def _long_enough(secret: bytes, place: str) -> bytes:
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(dir_okay=False),
+    type=PathType(dir_okay=False),
     help="TOML file with [engine] and [agent].",
 )
 @click.option("--job", help="Name of the job, also of its directory below the ring directory.")

@@ -87,7 +87,7 @@ def test_output_to_a_full_disk_is_an_error_of_one_line() -> None:
 
 def test_an_option_without_its_value_is_no_directory() -> None:
     """As `--config "$UNSET"` gives it."""
-    assert_refused(pacekeeper("agent", "--config", ""), ExitCode.CONFIG, "--config: expected a fil")
+    assert_refused(pacekeeper("agent", "--config", ""), ExitCode.USAGE, "--config", "a path")
 
 
 def test_a_byte_order_mark_is_no_syntax_error(tmp_path: Path) -> None:

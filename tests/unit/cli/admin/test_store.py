@@ -218,8 +218,7 @@ def test_a_check_reads_every_row_and_names_the_damaged_one(place: str | Path) ->
     assert "every row can be read" in called("check", str(place))
 
 
-@pytest.mark.parametrize("name", ["x" * 300, ""])
-def test_a_backup_that_can_be_nowhere_says_why(tmp_path: Path, name: str) -> None:
+def test_a_backup_that_can_be_nowhere_says_why(tmp_path: Path) -> None:
     Store.open(tmp_path / "a.sqlite").close()
-    with pytest.raises(HostError, match="File name too long" if name else "already exists"):
-        called("backup", str(tmp_path / "a.sqlite"), name)
+    with pytest.raises(HostError, match="File name too long"):
+        called("backup", str(tmp_path / "a.sqlite"), "x" * 300)
