@@ -184,12 +184,7 @@ def _finding(
             f"mean of {slowdown.num_steps} steps since step {onset}, {slowdown.num_slow} of them "
             f"slow by x{slowdown.when_slow:.2f}"
         )
-        evident = "it is slow now and then, and more often than by chance"
-        if slowdown.every:
-            evident = (
-                f"it is slow once in every {slowdown.every} steps, as a process is that logs, "
-                "evaluates or saves then: its device is an unlikely cause"
-            )
+        evident = slowdown.pattern
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"

@@ -97,14 +97,23 @@ def runs_beyond_chance(
         steps_of_others = int(num_steps.sum() - num_steps[i])
         told = np.isfinite(log_ratios[:, i])
         is_fast = slow_steps(-log_ratios[told, i], doubts=doubts[told, i], sigmas=sigmas[i])
-        usual = max(
-            (1.0 + spells_of_others) / (1.0 / USUAL_SHARE + steps_of_others),
-            float(starts(is_fast).mean()),
-        )
+        usual = usual_share(spells_of_others, steps_of_others, starts(is_fast))
         run = steps_beyond_chance(is_slow[told, i], usual, between)
         if run:
             runs[i] = run
     return runs
+
+
+def usual_share(spells_of_others: int, steps_of_others: int, starts_of_fast: Flags) -> float:
+    """Return the share of healthy steps of a rank in which a slow spell begins.
+
+    Args:
+        spells_of_others: slow spells of the other ranks without a finding.
+        steps_of_others: their steps.
+        starts_of_fast: whether a fast spell of the rank itself begins [steps].
+    """
+    of_others = (1.0 + spells_of_others) / (1.0 / USUAL_SHARE + steps_of_others)
+    return max(of_others, float(starts_of_fast.mean()))
 
 
 def steps_beyond_chance(is_slow: Flags, usual: float, between: float) -> int:

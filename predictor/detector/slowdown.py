@@ -43,6 +43,16 @@ class Slowdown:
     every: int = 0
 
     @property
+    def pattern(self) -> str:
+        """What shows that a rank is slow now and then."""
+        if not self.every:
+            return "it is slow now and then, and more often than by chance"
+        return (
+            f"it is slow once in every {self.every} steps, as a process is that logs, evaluates or "
+            "saves then: rule that out before its device"
+        )
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Least and most, with 95 % confidence."""
         return ratio_interval(log(self.value), self.error)[1:]

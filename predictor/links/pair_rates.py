@@ -144,14 +144,15 @@ def judge_pairs(
     ratios = {pair: rates.s_per_byte[pair] / usual[pair] for pair in usual}
     if not ratios:
         return LinkVerdict(step=rates.step, num_pairs=0)
-    slow_from = max(
-        MIN_SLOWDOWN, exp(BORNE_OUT * log(max(1.0, suspected))), exp(NOISE_SIGMAS * _sigma(ratios))
-    )
+    beyond_noise = max(MIN_SLOWDOWN, exp(NOISE_SIGMAS * _sigma(ratios)))
+    slow_from = max(beyond_noise, exp(BORNE_OUT * log(max(1.0, suspected))))
     readings = [
         GroupReading(ranks=pair, slowdown=ratio, blind_to=blind_to.get(pair, frozenset()))
         for pair, ratio in ratios.items()
     ]
     places, num_unexplained = find_slow_places(readings, node_of, slow_from=slow_from)
+    if places:  # what was suspected, hence also what is less slow
+        places, num_unexplained = find_slow_places(readings, node_of, slow_from=beyond_noise)
     verdict = LinkVerdict(
         step=rates.step,
         num_pairs=len(ratios),

@@ -112,7 +112,7 @@ def find_slow_places(
         gone = best.explained | best.between
         left -= gone
         changed = {place for index in gone for place in seeing[index]}
-    return tuple(sorted(found, key=lambda place: -place.num_groups)), len(left)
+    return tuple(sorted(found, key=_explained, reverse=True)), len(left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +197,11 @@ def ranks_of_nodes(node_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
     for rank in sorted(node_of):
         nodes.setdefault(node_of[rank], []).append(rank)
     return {node: tuple(ranks) for node, ranks in nodes.items()}
+
+
+def _explained(place: SlowPlace) -> float:
+    """Return how much of the slowdown of groups a place explains (log, of all)."""
+    return place.num_groups * log(place.slowdown)
 
 
 def _measured(candidates: tuple[LinkPlace, ...], slowdowns: Sequence[float]) -> SlowPlace:

@@ -6,6 +6,7 @@ slowdowns of their own, and their level instead of the mean that the job loses.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -13,10 +14,11 @@ import numpy as np
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.detector.intermittent import (
     FEWEST_SPELLS,
-    USUAL_SHARE,
+    period,
     slow_steps,
     starts,
     steps_beyond_chance,
+    usual_share,
 )
 from pacekeeper.predictor.detector.slowdown import of_mean
 from pacekeeper.predictor.recorded.noise import Noise
@@ -55,21 +57,17 @@ def with_intermittent(
         of_peers[noise.stage == stage] = np.median(noise.fast[noise.stage == stage])
     sigmas = np.hypot(np.minimum(noise.fast, MOST_NOISE * of_peers), noise.wander)
     is_slow = slow_steps(above, doubts=0.0, sigmas=sigmas)
-    begun, is_told = starts(is_slow), np.isfinite(above)
+    is_told, begun = np.isfinite(above), starts(is_slow)
     begun_fast = starts(slow_steps(-above, doubts=0.0, sigmas=sigmas))
+    num_told, num_spells = is_told.sum(axis=0), begun.sum(axis=0)
     shifts = list(found)
-    for rank in np.flatnonzero(begun.sum(axis=0) >= FEWEST_SPELLS).tolist():
+    for rank in np.flatnonzero(num_spells >= FEWEST_SPELLS).tolist():
         told = np.flatnonzero(is_told[:, rank])
         told = told[: np.flatnonzero(is_slow[told, rank])[-1] + 1]
-        num_begun, num_told = (
-            np.delete(begun, rank, axis=1).sum(),
-            np.delete(is_told, rank, 1).sum(),
-        )
-        usual = max(
-            (1.0 + num_begun) / (1.0 / USUAL_SHARE + num_told),
-            float(begun_fast[told, rank].mean()),
-        )
-        length = steps_beyond_chance(is_slow[told, rank], usual, is_told.sum() / false_alarms)
+        spells_of_others = int(num_spells.sum() - num_spells[rank])
+        steps_of_others = int(num_told.sum() - num_told[rank])
+        usual = usual_share(spells_of_others, steps_of_others, begun_fast[told, rank])
+        length = steps_beyond_chance(is_slow[told, rank], usual, num_told.sum() / false_alarms)
         if not length:
             continue
         stretch = told[-length:]
@@ -78,6 +76,7 @@ def with_intermittent(
         if len(parts) >= begun[stretch, rank].sum():
             continue
         mean = of_mean(above[stretch, rank], is_slow[stretch, rank], length)
+        mean = replace(mean, every=period(is_slow[stretch, rank], stretch))
         shifts = [one for one in shifts if one not in parts]
         shifts.append(
             Shift(
@@ -89,7 +88,7 @@ def with_intermittent(
                 error=mean.error,
                 strength=1.0,
                 num_before=int(stretch[0]),
-                num_slow=mean.num_slow,
+                now_and_then=mean,
             )
         )
     return shifts

@@ -189,9 +189,12 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
         chunk = f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
     others = f"{witnesses} peers of stage {stage} did not" if witnesses else "it has no peer"
     evident = f"{shift.strength:.1f} x the evidence needed"
-    if shift.num_slow:
-        chunk = "in the mean "
-        evident = f"slow in {shift.num_slow} of these steps only, more often than by chance"
+    if shift.now_and_then is not None:
+        chunk, spells = "in the mean ", shift.now_and_then
+        evident = (
+            f"slow by x{spells.when_slow:.2f} in {spells.num_slow} of {spells.num_steps} steps; "
+            f"{spells.pattern}"
+        )
     return Anomaly(
         kind=AnomalyKind.COMPUTE,
         rank=rank,

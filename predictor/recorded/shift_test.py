@@ -10,6 +10,7 @@ from math import log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.detector.slowdown import Slowdown
 from pacekeeper.predictor.recorded.noise import AlarmLevels, Noise
 from pacekeeper.predictor.recorded.residuals import Residuals
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, column_medians, robust_scale
@@ -41,8 +42,8 @@ class Shift:
         strength: evidence as a multiple of the threshold; a rank is accused from 1.0 on.
         num_before: number of steps before `first`.
         company: the ranks that slowed together, itself included; empty if it slowed alone.
-        num_slow: it is slow in so many of the steps only, with `log_slowdown` for the mean of all;
-            0: in all of them.
+        now_and_then: it is slow in some of the steps only, and `log_slowdown` is the mean of all;
+            None: in all of them.
     """
 
     rank: int
@@ -54,7 +55,7 @@ class Shift:
     strength: float
     num_before: int
     company: tuple[int, ...] = ()
-    num_slow: int = 0
+    now_and_then: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -152,6 +152,14 @@ def test_what_is_far_from_the_suspicion_is_not_its_place() -> None:
     assert verdict(fabric(THREE, at_port(3, 1.5, THREE)), THREE, s=9.0).places == ()
 
 
+def test_a_lesser_place_is_named_beside_the_one_that_was_suspected() -> None:
+    slow = at_port(3, 4.0, THREE) | {(0, 4): 1.5}
+    first, second = verdict(fabric(THREE, slow), THREE, fabric(THREE, seed=9), s=4.0).places
+    assert first.place == PORT
+    assert second.place == LinkPlace(kind=PlaceKind.PAIR, ranks=(0, 4), nodes=("a", "c"))
+    assert second.slowdown == pytest.approx(1.5, rel=0.12)
+
+
 def test_noise_raises_the_limit() -> None:
     node_of = {rank: f"n{rank}" for rank in range(8)}
     for seed in range(20):

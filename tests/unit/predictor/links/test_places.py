@@ -101,6 +101,16 @@ def test_two_faults_are_two_places_the_larger_first() -> None:
     assert second.place == LinkPlace(kind=PlaceKind.PAIR, ranks=(0, 5), nodes=("a", "c"))
 
 
+def test_the_place_that_costs_most_is_first_though_a_lesser_one_slows_more_pairs() -> None:
+    slow = {(low, high): 1.6 for low in (0, 1) for high in (2, 3, 4, 5)} | {(2, 3): 100.0}
+    readings = [
+        GroupReading(ranks=pair, slowdown=slow.get(pair, 1.0)) for pair in combinations(NODES, 2)
+    ]
+    first, second = found(readings, NODES)
+    assert (first.candidates[0].kind, first.num_groups) == (PlaceKind.PAIR, 1)
+    assert (second.candidates[0].kind, second.num_groups) == (PlaceKind.NODE, 8)
+
+
 @pytest.mark.parametrize("between", [1.45, 1.9])
 def test_a_group_between_slow_and_healthy_is_no_evidence(between: float) -> None:
     readings = pairs(LONE, [(0, 1), (1, 2)])

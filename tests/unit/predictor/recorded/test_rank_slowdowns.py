@@ -69,7 +69,9 @@ def test_a_rank_slow_now_and_then_is_told_by_its_mean(
     assert (anomaly.rank, anomaly.tier) == (5, Tier.PROBABLE)
     assert anomaly.first_step == FIRST_STEP + 12
     assert anomaly.slowdown == pytest.approx(1.0 + 0.3 / every, abs=0.02)
-    assert f"slow in {28 // every + (28 % every > 0)} of these steps" in anomaly.reason
+    num_slow = 28 // every + (28 % every > 0)
+    assert f" in {num_slow} of {every * (num_slow - 1) + 1} steps" in anomaly.reason
+    assert f"it is slow once in every {every} steps" in anomaly.reason
 
 
 @pytest.mark.parametrize(("num_slow", "every"), [(4, 12), (8, 24)])
@@ -98,7 +100,7 @@ def test_ranks_that_are_all_slow_now_and_then_are_not_named() -> None:
     wild = np.random.default_rng(2).random((60, 16)) < 1 / 6
     is_wild = wild[table.step - FIRST_STEP, table.rank]
     named = rank_faults(timed(trace, np.where(is_wild, 1.3, 1.0)))
-    assert not [anomaly for anomaly in named if "of these steps" in anomaly.reason]
+    assert not [anomaly for anomaly in named if "slow now and then" in anomaly.reason]
 
 
 @pytest.mark.parametrize("factor", [1.06, 1.3])
