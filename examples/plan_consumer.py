@@ -1,12 +1,13 @@
 """A trainer of its own that takes plans: its ranks divide the rows of a step by batch shares.
 
-`python examples/plan_consumer.py RING_DIR STEPS`. The two ranks are threads, to show all in a file.
+The two ranks are threads, to show all in a file.
 """
 
-import sys
+import argparse
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.attachment import Capability, ModelShape
@@ -55,5 +56,11 @@ class Rank:
 
 
 if __name__ == "__main__":
-    for one in [Rank(rank, sys.argv[1]) for rank in range(RANKS)]:
-        threading.Thread(target=one.train, args=(int(sys.argv[2]),)).start()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ring_dir", type=Path, help="this node's ring directory")
+    parser.add_argument("steps", type=int)
+    given = parser.parse_args()
+    if not given.ring_dir.is_dir():
+        parser.error(f"{given.ring_dir}: no such directory; name that of `pacekeeper agent`")
+    for one in [Rank(rank, str(given.ring_dir)) for rank in range(RANKS)]:
+        threading.Thread(target=one.train, args=(given.steps,)).start()

@@ -11,7 +11,9 @@ import hashlib
 import logging
 import mmap
 import os
+import struct
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -133,6 +135,7 @@ class Ring:
         self._command = shm_ring.CommandSlot()
         self._term = 0  # the highest of any command
         self._is_inherited = False  # in a forked child that has not tried to write yet
+        self._thread = threading.get_ident()
         rings.add(self)
 
     @classmethod
@@ -366,20 +369,28 @@ class Ring:
             )
 
     def count_error(self, error: Exception) -> None:
-        """Count an internal error: log the first one, disarm the ring at MAX_ERRORS."""
+        """Count an error: log the first one, disarm the ring at MAX_ERRORS."""
         self.num_errors += 1
         if self.num_errors == 1:
-            _log.warning(
-                "ring=%s lost a record, reported at %s: %s: %s",
-                self.path,
-                _caller(),
-                type(error).__name__,
-                error,
-            )
+            why, where = self._explain(error), _caller()
+            _log.warning("ring=%s lost a record, reported at %s: %s", self.path, where, why)
         elif self.num_errors == MAX_ERRORS:
             self._slots = None
-            self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
+            self.reason = f"disarmed after {MAX_ERRORS} errors: {self._explain(error)}"
             _log.warning("ring=%s %s; training continues unmonitored", self.path, self.reason)
+
+    def _explain(self, error: Exception) -> str:
+        """Return what failed, and what the caller can do where it is the caller's call."""
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, struct.error):  # of a record: nothing else is packed here
+            return (
+                f"a reported value is negative, too large or of another type ({what}); pass counts "
+                "as integers from 0 on, and times and losses as numbers"
+            )
+        if threading.get_ident() != self._thread:
+            name = threading.current_thread().name
+            what += f"; reported by thread {name!r}, attached by another: use one thread for both"
+        return what
 
 
 def _caller() -> str:

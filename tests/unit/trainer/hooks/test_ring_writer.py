@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.attachment import Attachment
 from pacekeeper.core.telemetry.records import Record, StepRecord
+from pacekeeper.trainer.hooks.hooks import attach
 from pacekeeper.trainer.hooks.ring_writer import MAX_ERRORS, Ring, claim_directory
 from support.slots import encode_slot
 
@@ -77,6 +79,32 @@ def test_a_ring_that_keeps_failing_disarms_itself(tmp_path: Path) -> None:
         ours.write(impossible)
     assert not ours.is_armed
     assert "disarmed" in ours.reason
+
+
+@pytest.mark.parametrize("tokens", [-1, 1 << 64, "many", None])
+def test_a_wrong_value_is_the_callers_and_the_warning_says_what_to_pass(
+    tokens: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pace = attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    for number in range(MAX_ERRORS):
+        with pace.step(number), pace.micro_batch_timer(tokens=tokens):
+            pass
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "a reported value is negative, too large or of another type" in first
+    assert Path(__file__).name in first and "pass counts as integers" in last
+
+
+def test_errors_in_another_thread_than_the_one_that_attached_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    ours.count_error(IndexError("list index out of range"))
+    for _ in range(2):
+        other = threading.Thread(target=ours.count_error, args=(IndexError("x"),), name="loader")
+        other.start()
+        other.join()
+    assert "reported by" not in caplog.records[0].getMessage()
+    assert "reported by thread 'loader', attached by another" in caplog.records[-1].getMessage()
 
 
 def test_a_ring_that_disarmed_itself_still_hears(

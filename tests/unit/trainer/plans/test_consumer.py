@@ -127,6 +127,14 @@ def test_votes(votes: list[tuple[int, int]], agreed: int | None) -> None:
     assert agreed_generation([PlanVote(*vote) for vote in votes], 2) == agreed
 
 
+def test_the_example_makes_no_directory_that_no_agent_reads(tmp_path: Path) -> None:
+    place = tmp_path / "none"
+    command = [sys.executable, str(ROOT / "examples" / "plan_consumer.py"), str(place), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"{place}: no such directory" in done.stderr
+    assert not place.exists()
+
+
 def in_force(ring: Path) -> int:
     """The generation that a rank last said it runs."""
     records = (record for record in records_in(ring) if isinstance(record, PlanAppliedRecord))
