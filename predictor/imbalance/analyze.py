@@ -5,7 +5,7 @@ from the busiest rank of each step.
 """
 
 from dataclasses import dataclass, replace
-from math import comb
+from math import comb, prod
 
 import numpy as np
 from scipy.stats import t as student
@@ -30,6 +30,7 @@ WORTH_NAMING = 1.03  # the smallest cost examined by the authors of the what-if 
 CONFIDENCE = 0.95
 LEAST_STEPS = 3  # for an interval
 REPLAYED_STEPS = 8  # or half of the run: with fewer, the busiest ranks of all steps are used
+Factors = Array | float  # of compute times [rows]; 1.0: unchanged
 CHANCE = 1e-3  # p-value: unrelated noise is taken for work in 1 of 1,000 runs
 
 
@@ -42,12 +43,12 @@ class _Run:
     replay: Replay | None
     experts: ComputeTable | None  # expert layers, not part of the rows; used without a timeline
 
-    def step_times(self, factors: Array, expert_factors: Array) -> Array:
+    def step_times(self, factors: Factors, expert_factors: Factors) -> Array:
         """Step times [steps] with scaled compute times.
 
         Args:
-            factors: [rows] factor of each compute row.
-            expert_factors: [rows of `experts`] factor of each expert layer.
+            factors: of the compute rows.
+            expert_factors: of the rows of `experts`.
         """
         if self.replay is None:
             return self._busiest(self.rows.compute_s * factors, expert_factors)
@@ -61,7 +62,7 @@ class _Run:
         ]
         return np.array(times_s)
 
-    def _busiest(self, compute_s: Array, expert_factors: Array) -> Array:
+    def _busiest(self, compute_s: Array, expert_factors: Factors) -> Array:
         """Compute time of the busiest rank in each step [steps]."""
         step, rank = self.rows.step, self.rows.rank
         if self.experts is not None:
@@ -82,8 +83,8 @@ class _Suspect:
 
     kind: AnomalyKind
     reason: str
-    factors: Array | None = None
-    expert_factors: Array | None = None
+    factors: Factors = 1.0
+    expert_factors: Factors = 1.0
     tier: Tier = Tier.PROBABLE
     stage: int | None = None
 
@@ -184,10 +185,9 @@ def _reach(values: Array) -> float:
 
 def _even_out_known_work(run: _Run, suspects: list[_Suspect]) -> _Run:
     """Even out the recorded work of the run, so that the rest can be attributed to stages."""
-    compute_s = run.rows.compute_s
-    for suspect in suspects:
-        if suspect.factors is not None and np.isfinite(run.work[:, :2]).all():
-            compute_s = compute_s * suspect.factors
+    if not np.isfinite(run.work[:, :2]).all():
+        return run
+    compute_s = run.rows.compute_s * prod(suspect.factors for suspect in suspects)
     return replace(run, rows=replace(run.rows, compute_s=compute_s))
 
 
@@ -224,16 +224,17 @@ def _sequence_imbalance(run: _Run) -> _Suspect | None:
         factors = even_known(run.rows, np.nan_to_num(run.work), [0, 1])
         return None if factors is None else replace(suspect, factors=factors)
     shared = shared_work(run.rows)
-    if shared is None or shared.p_value > CHANCE:
+    if shared is None or shared[1].p_value > CHANCE:
         return None
+    log_work, found = shared
     by_stages = run.rows.num_stages > 1
     witnesses = "stages" if by_stages else "forward and backward"
     return replace(
         suspect,
-        factors=even_work(run.rows, shared.log_work),
+        factors=even_work(run.rows, log_work),
         tier=Tier.PROBABLE if by_stages else Tier.SUSPECTED,
         reason=f"{witnesses} agree on which micro-batches are long (correlation "
-        f"{shared.correlation:.2f} within a dp rank's step): re-spread the sequences",
+        f"{found.correlation:.2f} within a dp rank's step): re-spread the sequences",
     )
 
 
@@ -249,13 +250,14 @@ def _expert_imbalance(run: _Run, trace: Trace) -> _Suspect | None:
     if trace.expert_compute is None or run.replay is not None:
         return None
     spread = expert_spread(trace.expert_compute, trace.workers, trace.groups)
-    if spread is None or spread.p_value > CHANCE:
+    if spread is None or spread[1].p_value > CHANCE:
         return None
+    factors, found = spread
     return replace(
         suspect,
-        expert_factors=spread.factors,
-        reason=f"{spread.num_groups} groups of different devices agree on which expert layers are "
-        f"slow in which steps (correlation {spread.correlation:.2f}, beside the other layers): "
+        expert_factors=factors,
+        reason=f"{found.num_views} groups of different devices agree on which expert layers are "
+        f"slow in which steps (correlation {found.correlation:.2f}, beside the other layers): "
         "routing; this much, or more, above the evenest steps: place the busy experts' replicas "
         "anew",
     )
@@ -270,14 +272,11 @@ def _costs(run: _Run, suspects: list[_Suspect]) -> list[tuple[float, float, floa
     count = len(suspects)
     times_s = {}
     for evened in range(1 << count):
-        factors = np.ones(len(run.rows.step))
-        expert_factors = np.ones(0 if run.experts is None else len(run.experts.step))
-        for at, suspect in enumerate(suspects):
-            if evened >> at & 1 and suspect.factors is not None:
-                factors = factors * suspect.factors
-            if evened >> at & 1 and suspect.expert_factors is not None:
-                expert_factors = expert_factors * suspect.expert_factors
-        times_s[evened] = run.step_times(factors, expert_factors)
+        chosen = [suspect for at, suspect in enumerate(suspects) if evened >> at & 1]
+        times_s[evened] = run.step_times(
+            prod(suspect.factors for suspect in chosen),
+            prod(suspect.expert_factors for suspect in chosen),
+        )
     costs = []
     for at in range(count):
         others = [evened for evened in times_s if not evened >> at & 1]

@@ -5,39 +5,22 @@ part of their times of one layer, relative to the other layers of the same step,
 a slow device, host or network would not affect the same layer in another group.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
-from scipy.stats import norm
 
-from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.imbalance.agreement import Agreement, agreement, centre
 from pacekeeper.predictor.recorded.trace import ComputeTable, ExpertLoadTable, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 
 EVENEST = 0.05  # quantile of the layers' times that represents evenly loaded experts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertSpread:
-    """Evidence that routing loads the experts unevenly, and its size.
-
-    Attributes:
-        correlation: of two groups' times of a layer.
-        p_value: of the correlation, if the groups were independent.
-        num_groups: that were compared.
-        factors: [rows] factors that would make all expert layers as fast as the evenest ones.
-    """
-
-    correlation: float
-    p_value: float
-    num_groups: int
-    factors: Array
-
-
 def expert_spread(
     table: ComputeTable, workers: tuple[Worker, ...], groups: tuple[tuple[int, ...], ...]
-) -> ExpertSpread | None:
-    """Correlate the expert-layer times of groups that hold the same experts.
+) -> tuple[Array, Agreement] | None:
+    """Compare the expert-layer times of groups that hold the same experts.
 
     Args:
         table: times of expert layers; `model_chunk` counts layers within a stage.
@@ -45,8 +28,10 @@ def expert_spread(
         groups: the ranks of each expert-parallel group.
 
     Returns:
-        None if no two groups hold the same experts (have the same stage), or with fewer than two
-        layers or three steps: a slow device is then indistinguishable from loaded experts.
+        Factors [rows] that would make all expert layers as fast as the evenest ones, and the
+        agreement of the groups. None if no two groups hold the same experts (have the same stage),
+        or with fewer than two layers or three steps: a slow device is then indistinguishable from
+        loaded experts.
     """
     stage_of = {worker.rank: worker.stage for worker in workers}
     group_of = {rank: at for at, ranks in enumerate(groups) for rank in ranks if rank in stage_of}
@@ -57,62 +42,41 @@ def expert_spread(
     group = np.array([group_of[rank] for rank in ranks], dtype=np.intp)
     stage = np.array([stage_of[rank] for rank in ranks], dtype=np.intp)
     chunk, layer, step = (c[kept] for c in (table.chunk, table.model_chunk, table.step))
-    role, _ = grouped(stage, chunk)
     log_s = np.log(table.compute_s[kept])
-    changes, levels, most = _Agreement(), _Agreement(), 0
-    for number in range(int(role.max()) + 1):
-        mine = np.flatnonzero(role == number)
-        cube = _cube(step[mine], layer[mine], group[mine], log_s[mine])
-        cube = cube[:, :, np.isfinite(cube).all(axis=(0, 1))]
-        num_groups, num_layers, num_steps = cube.shape
-        if num_groups < 2 or num_layers < 2 or num_steps < 3:
-            continue
-        relative = (cube - cube.mean(axis=1, keepdims=True))[:, : num_layers - 1]
-        # A drift has few degrees of freedom over any number of steps: test its changes.
-        changes.add(np.diff(relative, axis=2))
-        levels.add(relative)
-        most = max(most, num_groups)
-    if not most or changes.correlation is None or levels.correlation is None:
-        return None
+    # The views of a cell (one layer in one step) are the groups of its stage.
     cell, first = grouped(stage, chunk, layer, step)
+    seat, first_of_seat = grouped(stage, group)
+    view = seat - np.searchsorted(stage[first_of_seat], stage)
+    shape = len(first), int(view.max()) + 1
+    at = cell * shape[1] + view
+    with np.errstate(invalid="ignore"):
+        views = np.bincount(at, log_s, np.prod(shape)) / np.bincount(at, minlength=np.prod(shape))
+    views = views.reshape(shape)
+    # Only steps that all layers of a stage were recorded in, by all groups.
+    role, _ = grouped(stage[first], chunk[first])
+    line, first_of_line = grouped(role, layer[first])
+    moment, _ = grouped(role, step[first])
+    num_layers = np.bincount(role[first_of_line])
+    seen = np.bincount(moment, np.isfinite(views).all(axis=1))
+    whole = seen[moment] == num_layers[role]
+    relative = centre(views[whole], moment[whole])
+    free = line[whole] < np.cumsum(num_layers)[role[whole]] - 1  # the last layer is the others' sum
+    relative, line = relative[free], line[whole][free]
+    # A drift has few degrees of freedom over any number of steps: test its changes.
+    follows = line[1:] == line[:-1]
+    changes = agreement(np.diff(relative, axis=0)[follows], line[1:][follows])
+    levels = agreement(relative, line)
+    if changes is None or levels is None:
+        return None
     common = np.bincount(cell, log_s) / np.bincount(cell)
     excess = np.zeros(len(first))
     for own in np.unique(chunk):
         of_chunk = chunk[first] == own
         even = np.quantile(common[of_chunk], EVENEST)
         excess[of_chunk] = np.maximum(common[of_chunk] - even, 0.0)
-    shared = max(levels.correlation, 0.0)
-    trust = most * shared / (1.0 + (most - 1) * shared)  # of the mean of so many groups
     factors = np.ones(len(table.step))
-    factors[kept] = np.exp(-trust * excess)[cell]
-    return ExpertSpread(
-        correlation=levels.correlation,
-        p_value=float(norm.sf(changes.correlation * np.sqrt(changes.num_pairs))),
-        num_groups=most,
-        factors=factors,
-    )
-
-
-@dataclass(slots=True)
-class _Agreement:
-    """Sums of the covariance and variance of groups."""
-
-    covariance: float = 0.0
-    variance: float = 0.0
-    num_pairs: int = 0
-
-    def add(self, values: Array) -> None:
-        """Add values [groups, layers, steps], centred on their means over the steps."""
-        num_groups = len(values)
-        flat = (values - values.mean(axis=2, keepdims=True)).reshape(num_groups, -1)
-        gram = flat @ flat.T
-        self.covariance += float(gram.sum() - np.trace(gram)) / 2.0
-        self.variance += float(np.trace(gram)) * (num_groups - 1) / 2.0
-        self.num_pairs += flat.shape[1] * num_groups * (num_groups - 1) // 2
-
-    @property
-    def correlation(self) -> float | None:
-        return self.covariance / self.variance if self.variance > 0.0 else None
+    factors[kept] = np.exp(-levels.trust * excess)[cell]
+    return factors, replace(levels, p_value=changes.p_value)
 
 
 def load_excess(loads: ExpertLoadTable) -> Array:
@@ -125,14 +89,3 @@ def load_excess(loads: ExpertLoadTable) -> Array:
     step, _ = grouped(loads.step[first][good])
     excess: Array = np.bincount(step, most[good] / mean[good]) / np.bincount(step)
     return excess
-
-
-def _cube(step: Positions, layer: Positions, group: Positions, log_s: Array) -> Array:
-    """Mean of the ranks of each group [groups, layers, steps]; NaN where nothing was recorded."""
-    at = [grouped(column)[0] for column in (group, layer, step)]
-    shape = tuple(int(column.max()) + 1 for column in at)
-    cell = np.ravel_multi_index(at, shape)
-    size = int(np.prod(shape))
-    with np.errstate(invalid="ignore"):
-        mean: Array = np.bincount(cell, log_s, size) / np.bincount(cell, minlength=size)
-    return mean.reshape(shape)

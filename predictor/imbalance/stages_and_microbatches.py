@@ -9,12 +9,12 @@ show as the stage's.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm
 from scipy.stats import t as student
 
 from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.cost.model import PRIOR
 from pacekeeper.predictor.cost.regression import regress
+from pacekeeper.predictor.imbalance.agreement import Agreement, agreement
 from pacekeeper.predictor.recorded.trace import Chunk, ComputeTable, Worker
 from pacekeeper.predictor.stats.group_ids import grouped
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
@@ -50,21 +50,6 @@ class ComputeRows:
     @property
     def num_dps(self) -> int:
         return len(np.unique(self.dp))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SharedWork:
-    """The micro-batches' work as confirmed by several views.
-
-    Attributes:
-        log_work: [rows] log of the work relative to the mean of its step.
-        correlation: between two views of a micro-batch.
-        p_value: of the correlation, if the views were independent.
-    """
-
-    log_work: Array  # [rows]
-    correlation: float
-    p_value: float
 
 
 def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
@@ -119,14 +104,16 @@ def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
     return factors, heaviness
 
 
-def shared_work(rows: ComputeRows) -> SharedWork | None:
+def shared_work(rows: ComputeRows) -> tuple[Array, Agreement] | None:
     """Estimate the part of the times that belongs to micro-batches; None if no view can confirm it.
 
-    The views of a micro-batch are its stages, or forward and backward if there is one stage.
-    Variance components: the covariance of two views is work, the rest is noise; a micro-batch's
-    work is the mean of its views, shrunk by their noise. The correlation is taken among
-    micro-batches of one data-parallel rank in one step, so that ranks and steps that are slow as a
-    whole have no effect.
+    The views of a micro-batch are its stages, or forward and backward if there is one stage. Its
+    work is the mean of its views, shrunk by their noise. They are compared among micro-batches of
+    one data-parallel rank in one step, so that ranks and steps that are slow as a whole have no
+    effect; among those of a step if each rank has one micro-batch in it.
+
+    Returns:
+        Log of the work relative to the mean of its step [rows], and the agreement of the views.
     """
     residual = np.log(rows.compute_s)
     residual = residual - _usual_log_s(rows, residual)
@@ -137,25 +124,12 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
     seen = np.bincount(cell * num_views + view, minlength=len(first) * num_views)
     sums = np.bincount(cell * num_views + view, residual, minlength=len(first) * num_views)
     whole = (seen.reshape(-1, num_views) > 0).all(axis=1)
-    if num_views < 2 or whole.sum() < 2:
-        return None
     table = (sums / np.maximum(seen, 1)).reshape(-1, num_views)
-    work_variance, noise_variance, num_free = _variance_components(
-        rows.step[first][whole], rows.dp[first][whole], table[whole]
-    )
-    if num_free < 1:
+    step, dp = rows.step[first][whole], rows.dp[first][whole]
+    found = agreement(table[whole], grouped(step, dp)[0], step)
+    if found is None:
         return None
-    total = work_variance + noise_variance
-    correlation = work_variance / total if total > 0.0 else 0.0
-    num_pairs = num_views * (num_views - 1) / 2
-    noise_left = noise_variance / num_views
-    trust = max(work_variance, 0.0) / max(work_variance + noise_left, 1e-300)
-    log_work = np.where(whole, trust * table.mean(axis=1), 0.0)[cell]
-    return SharedWork(
-        log_work=log_work,
-        correlation=float(correlation),
-        p_value=float(norm.sf(correlation * np.sqrt(num_free * num_pairs))),
-    )
+    return np.where(whole, found.trust * table.mean(axis=1), 0.0)[cell], found
 
 
 def even_work(rows: ComputeRows, log_work: Array) -> Array:
@@ -199,31 +173,6 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
         if (expected_s > 0.0).all():
             factors[mine] = (even @ cost) / expected_s
     return factors
-
-
-def _variance_components(
-    step: Positions, dp: Positions, table: Array
-) -> tuple[float, float, float]:
-    """Variance that two views of a cell share, the rest, and the degrees of freedom.
-
-    Cells [n] with their step and data-parallel rank; means are subtracted per (step, dp), or per
-    step if each dp rank has one cell in it.
-    """
-    for key in ((step, dp), (step,)):
-        group, _ = grouped(*key)
-        sizes = np.bincount(group)
-        num_free = float(len(step) - len(sizes))
-        if num_free >= len(sizes):
-            break
-    if num_free < 1:
-        return 0.0, 0.0, 0.0
-    means = np.stack([np.bincount(group, column) / sizes for column in table.T], axis=1)
-    centred = table - means[group]
-    num_views = table.shape[1]
-    own = float((centred**2).sum() / num_free / num_views)
-    both = float(((centred.sum(axis=1) ** 2) - (centred**2).sum(axis=1)).sum())
-    shared = both / num_free / (num_views * (num_views - 1))
-    return shared, max(own - shared, 0.0), num_free
 
 
 def _usual_log_s(rows: ComputeRows, log_s: Array) -> Array:
