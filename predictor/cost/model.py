@@ -114,8 +114,6 @@ class CostModel:
         expected_s = self.expected_s(features)
         work = features / self._linear_s(features)[..., None]
         of_model = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
-        if self.named is not None:
-            of_model = np.maximum(of_model, self.named.log_error(features) ** 2 - self.spread**2)
         factor = np.exp(SIGMAS_95 * np.sqrt(self.spread**2 + of_model))
         return expected_s / factor, expected_s * factor
 
@@ -124,6 +122,7 @@ class CostModel:
 class _Rows:
     """All usable observations, one row each, with the step and rank they belong to."""
 
+    at: Positions  # among the rows of all samples
     features: Array
     observed_s: Array
     step: Positions  # position in the samples
@@ -167,17 +166,22 @@ def fit(samples: Sequence[StepSample], cost_model: str = "") -> CostModel:
     )
     if cost_model:
         quiet_s = rows.observed_s * np.exp(-common[rows.step])
+        work = np.concatenate([sample.features for sample in samples])
+        num_ranks = [len(sample.ranks) for sample in samples]
         named, expected_s, note = fit_regressor(
             cost_model,
-            rows.features[usable],
+            work,
+            model.expected_s(work),
+            np.repeat(np.arange(len(samples)), num_ranks),
+            rows.at[usable],
             quiet_s[usable],
-            rows.step[usable],
-            [(sample.features, model.expected_s(sample.features)) for sample in samples],
         )
         model = replace(model, named=named, note=note)
         if named is not None:
             # From out-of-sample predictions: an overfitted tree would give too small a sigma.
-            residuals, ranks = residual_table(expected_s, samples)
+            residuals, ranks = residual_table(
+                np.split(expected_s, np.cumsum(num_ranks)[:-1]), samples
+            )
             sigma = _sigma(residuals)
             offsets = _offsets(residuals, sigma)
             model = replace(model, spread=max(LEAST_SPREAD, named.spread))
@@ -248,7 +252,9 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
         raise ValueError("no step took any time")
     if len(at) > MAX_ROWS:
         at = at[np.linspace(0, len(at) - 1, MAX_ROWS).astype(np.intp)]
-    return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
+    return _Rows(
+        at=at, features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at]
+    )
 
 
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
