@@ -15,7 +15,7 @@ from pacekeeper.controller.state.planning_snapshot import PlanHistory, PlanningS
 from pacekeeper.controller.state.state import JobState, NodeState
 from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.features import FEATURES
-from pacekeeper.predictor.cost.forecast import Workload, work_parts
+from pacekeeper.predictor.cost.forecast import Workload, forecast
 from pacekeeper.predictor.detector.state import among, microbatches_per_step, series_of
 
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, which may overstate the experts' part
@@ -130,7 +130,7 @@ def _with_work(view: PlanningSnapshot, job: JobState) -> PlanningSnapshot:
         model = known.evidence.model
         if model is None:
             return view
-        parts = work_parts(view.layout, model=model, workload=view.workload)
+        parts = forecast(view.layout, model=model, workload=view.workload, speeds={})
         for rank in known.ranks:
             whole_s = job.detection.measured.of(rank).expected_s
             if whole_s is None:

@@ -19,11 +19,21 @@ from pacekeeper.predictor.cost.model import PRIOR_SHARES, CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds per step: in total, of each rank's dense part, and of each layer's experts."""
+    """Seconds per step.
+
+    Attributes:
+        step_s: in total.
+        dense_s: of each rank's dense part.
+        layer_s: of each layer's experts.
+        fixed_s: of every rank's fixed part at speed 1.
+        expert_s: of the experts of each rank at speed 1.
+    """
 
     step_s: float
     dense_s: Mapping[int, float]
     layer_s: tuple[float, ...]
+    fixed_s: float
+    expert_s: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +96,16 @@ def forecast(
         rows_speed = np.array([expert_speeds.get(rank, 1.0) for rank in ranks])
     layer_s = (at_rank_s / rows_speed).max(axis=1, initial=0.0).tolist()
     # These two costs apply to every micro-batch, as in the detector's sums over records.
-    standing = num_microbatches * (fixed + per_expert * active)
-    dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
+    of_active = num_microbatches * per_expert * active
+    dense = (
+        num_microbatches * fixed + of_active + dense_work * _dense_parts(layout, workload.num_rows)
+    ) / speed
     return Forecast(
         step_s=float(dense.max()) + sum(layer_s),
         dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
         layer_s=tuple(layer_s),
+        fixed_s=float(num_microbatches * costs[FEATURES.index("one")]),
+        expert_s=dict(zip(ranks, (at_rank_s.sum(axis=0) + of_active).tolist(), strict=True)),
     )
 
 
@@ -143,28 +157,6 @@ def _fixed_and_dense_s(costs: Array, workload: Workload) -> tuple[float, float, 
         dense_work += per_row * workload.expert_rows + per_expert * workload.active_experts
         fixed = 0.0
     return fixed, per_expert, dense_work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkParts:
-    """Seconds of a step at speed 1: the fixed part of every rank, and the experts of each rank."""
-
-    fixed_s: float
-    expert_s: Mapping[int, float]
-
-
-def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkParts:
-    """Parts of the ranks' work that do not depend on which rank computes which tokens."""
-    costs = _unit_costs(model, workload, len(layout.ranks))
-    at_rank_s, active = _expert_work(layout, workload, costs)
-    num_microbatches = workload.num_microbatches
-    standing_s = num_microbatches * costs[FEATURES.index("num_active_experts")] * active
-    return WorkParts(
-        fixed_s=float(num_microbatches * costs[FEATURES.index("one")]),
-        expert_s=dict(
-            zip(layout.working, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
-        ),
-    )
 
 
 def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Array, Array]:
