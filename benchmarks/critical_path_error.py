@@ -29,7 +29,7 @@ from rich.table import Table
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule
 from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
-from pacekeeper.predictor.cost.iteration import path_s
+from pacekeeper.predictor.cost.longest_path import schedule_graph, stage_ends
 from pacekeeper.predictor.cost.model import fit
 from pacekeeper.predictor.imbalance.what_if import Replay, replayed
 from pacekeeper.predictor.recorded.trace import OpType
@@ -177,10 +177,11 @@ def _chunk_model(
 
 def _path(chunk_s: Array, message_s: Array) -> float:
     """The longest of the pipelines of the step."""
-    num_dps = chunk_s.shape[-1]
-    one_each = [chunk_s[..., dp : dp + 1] for dp in range(num_dps)]
-    messages = [message_s[..., dp : dp + 1] for dp in range(num_dps)]
-    return float(path_s(Schedule.ONE_F_ONE_B, one_each, messages)[0])
+    graph = schedule_graph(Schedule.ONE_F_ONE_B, *chunk_s.shape[1:3])
+    return max(
+        float(stage_ends(graph, chunk_s=chunk_s[..., dp], message_s=message_s[..., dp]).max())
+        for dp in range(chunk_s.shape[-1])
+    )
 
 
 def measured_chunks(taught: list[Iteration], rest: list[Iteration]) -> list[float]:

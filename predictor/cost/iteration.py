@@ -50,19 +50,10 @@ class IterationPaths:
     longest_microbatch: int
 
 
-def path_s(
-    schedule: Schedule, chunk_s: Sequence[Array], message_s: Sequence[Array] | None = None
-) -> Array:
+def _path_s(schedule: Schedule, chunk_s: Sequence[Array]) -> Array:
     """Seconds [k] from the first chunk of an iteration to its last, the maximum over pipelines.
 
-    Args:
-        schedule: the order of chunks.
-        chunk_s: for each pipeline the seconds of its chunks [kinds, stages, micro-batches, k], in k
-            variants; finite and not below 0.
-        message_s: the same for the messages that carry a chunk's output; None: they take no time.
-
-    Raises:
-        ValueError: there is no program of this schedule, or of so few stages.
+    `chunk_s`: of each pipeline, in k variants [kinds, stages, micro-batches, k].
     """
     longest_s = np.zeros(1)
     same: dict[tuple[int, ...], list[int]] = {}
@@ -71,10 +62,7 @@ def path_s(
     for (_, num_stages, num_microbatches, k), places in same.items():
         graph = schedule_graph(schedule, num_stages, num_microbatches)
         chunks = np.concatenate([chunk_s[at] for at in places], axis=-1)
-        messages = np.zeros_like(chunks)
-        if message_s is not None:
-            messages = np.concatenate([message_s[at] for at in places], axis=-1)
-        ends = ends_of_many(graph, chunk_s=chunks, message_s=messages)
+        ends = ends_of_many(graph, chunks)
         longest_s = np.maximum(longest_s, ends.max(axis=0).reshape(len(places), k).max(axis=0))
     return longest_s
 
@@ -144,7 +132,7 @@ def iteration_paths(
         for kind, part in parts.items():
             table[kind] = part * ways
         chunks.append(table)
-    expected_path, observed_path, even_stages, even_batches = path_s(schedule, chunks).tolist()
+    expected_path, observed_path, even_stages, even_batches = _path_s(schedule, chunks).tolist()
     return IterationPaths(
         expected_s=expected_path,
         observed_s=observed_path,

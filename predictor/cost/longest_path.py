@@ -124,20 +124,16 @@ def stage_ends(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
     return np.array([ends[node] for node in graph.last])
 
 
-def ends_of_many(graph: PathGraph, *, chunk_s: Array, message_s: Array) -> Array:
-    """`stage_ends` of k pipelines of one program at once [stages, k], without its checks.
+def ends_of_many(graph: PathGraph, chunk_s: Array) -> Array:
+    """`stage_ends` of k pipelines of one program whose messages take no time [stages, k].
 
     Args:
         graph: of the program.
         chunk_s: seconds of each chunk, of shape (*graph.shape, k); finite and not below 0.
-        message_s: the same for the messages.
     """
-    k = chunk_s.shape[-1]
-    slots = np.concatenate([np.zeros((1, k)), chunk_s.reshape(-1, k), message_s.reshape(-1, k)])
-    num_stages = len(graph.last)
+    num_stages, k = len(graph.last), chunk_s.shape[-1]
+    cost_s = chunk_s.reshape(-1, k)[graph.cost_at - 1]
     ends = np.zeros((num_stages + len(graph.first), k))
-    for node, (first, second, lag, cost) in enumerate(
-        zip(graph.first, graph.second, graph.lag_at, graph.cost_at, strict=True), num_stages
-    ):
-        ends[node] = np.maximum(ends[first], ends[second] + slots[lag]) + slots[cost]
+    for node, (first, second) in enumerate(zip(graph.first, graph.second, strict=True)):
+        ends[num_stages + node] = np.maximum(ends[first], ends[second]) + cost_s[node]
     return ends[list(graph.last)]
