@@ -22,7 +22,6 @@ from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column
 PARTS_OF_RUN = 4  # the fastest part is a rank's healthy level
 PACE_STEPS = 21  # maximum width of the running median that is a rank's level
 PACE_CHANCE = 1e-3  # p-value of a level: a rank's work may look like a level of its own
-MOST_WINDOWS = 64  # ranks whose running medians are computed at once, to bound memory
 SMALLEST_SHARE = 0.01  # of the mean of the stages: lower bound of a stage's time
 
 
@@ -200,29 +199,21 @@ def _level(owner: Positions, step: Positions, values: Array, *, windows: int) ->
 
     At least so many `windows` in the run.
     """
+    from scipy.ndimage import median_filter  # slow to import: not at start-up
+
     step, first = grouped(step)
     cell, at = grouped(owner, step)
     medians = np.full((int(owner.max()) + 1, len(first)), np.nan)
     medians[owner[at], step[at]] = _group_medians(cell, values)
     width = min(max(len(first) // windows, 3), PACE_STEPS) | 1
-    level = _running_median(medians, width)
+    usual = column_medians(medians, axis=1)[:, None]  # where an owner is missing
+    level = median_filter(np.where(np.isfinite(medians), medians, usual), (1, width))
     spread = MAD_TO_SIGMA * column_medians(np.abs(medians - level), axis=1)
     seen = np.maximum(np.isfinite(medians).sum(axis=1), 2)
     error = MEDIAN_ERROR * spread / np.sqrt(np.minimum(seen, width))
     reach = student.isf(PACE_CHANCE / 2.0, seen - 1) * error
     kept: Array = np.where(np.abs(level) > reach[:, None], level, 0.0)[owner, step]
     return kept
-
-
-def _running_median(values: Array, width: int) -> Array:
-    """Medians over the `width` columns around each, fewer at the ends [rows, columns]."""
-    half = width // 2
-    padded = np.pad(values, ((0, 0), (half, half)), constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
-    blocks = [windows[at : at + MOST_WINDOWS] for at in range(0, len(values), MOST_WINDOWS)]
-    medians = np.concatenate([column_medians(block, axis=2) for block in blocks])
-    running: Array = np.nan_to_num(medians)  # 0 where a window is empty: after an owner's end
-    return running
 
 
 def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> Array:
@@ -246,12 +237,8 @@ def _fit_to_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) ->
     usual_s = work_s.copy()
     for number in range(int(group.max()) + 1):
         mine = np.flatnonzero((group == number) & used)
-        if not len(mine):
-            continue
-        x, y = mean_s[mine] - mean_s[mine].mean(), work_s[mine]
-        power = float(x @ x)
-        slope = float(x @ y) / power if power > 0.0 else 0.0
-        line_s = y.mean() + slope * x
+        columns = np.column_stack([np.ones(len(mine)), mean_s[mine]])
+        line_s = columns @ np.linalg.lstsq(columns, work_s[mine], rcond=None)[0]
         usual_s[mine] = np.maximum(line_s, SMALLEST_SHARE * mean_s[mine])
     return usual_s
 
