@@ -110,7 +110,7 @@ def test_a_cost_model_that_cannot_be_imported_is_refused_before_anything_is_open
         store=str(tmp_path / "store"),
     )
     config = replace(config, detector=DetectorConfig(cost_model="nowhere.Trees"))
-    with pytest.raises(ConfigError, match="No module named .nowhere"):
+    with pytest.raises(ConfigError, match="No module named 'nowhere'"):
         Controller(config)
     assert list(tmp_path.iterdir()) == []
 

@@ -30,6 +30,8 @@ def test_an_even_layout_of_equals() -> None:
     assert price.dense_s == pytest.approx({0: 6.3, 1: 6.3})
     assert price.layer_s == pytest.approx((1.0, 1.0))
     assert price.step_s == pytest.approx(8.3)
+    assert price.fixed_s == pytest.approx(1.0)
+    assert price.expert_s == pytest.approx({0: 2.3, 1: 2.3})
 
 
 def bent(**costs: float) -> CostModel:
