@@ -12,6 +12,7 @@ from pacekeeper.core.text import format_s
 from pacekeeper.predictor.cost.features import Array, StepSample
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import Charts
+from pacekeeper.predictor.detector.excursions import wild_share
 from pacekeeper.predictor.detector.intermittent import period, runs_beyond_chance, slow_steps
 from pacekeeper.predictor.detector.microbatch_residuals import (
     LEAST_PARTS,
@@ -85,7 +86,7 @@ def raise_alarms(
         )
         if slowdown is None and parts is not None:
             slowdown = _within_step(config, charts, parts, int(i), sigma, least)
-        if slowdown is not None:
+        if slowdown is not None and not _is_coincidence(evidence, slowdown.num_steps):
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in sorted(found))
     slow = {charts.ranks[i]: found[i].value for i in found}
@@ -112,6 +113,15 @@ def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, 
         if slowdown.value >= least:
             found[i] = slowdown
     return found
+
+
+def _is_coincidence(evidence: Evidence, num_steps: int) -> bool:
+    """Return whether so many slow steps in a row come by chance, as often as healthy ranks of this
+    job were slow for a moment: long before its thresholds know that.
+    """
+    charts = evidence.charts
+    share = min(1.0, charts.num_parts * wild_share(charts.excursions))
+    return share**num_steps * limits_of(evidence).between > charts.num_parts
 
 
 def _within_step(

@@ -13,12 +13,14 @@ from math import log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.cost.features import Array
-from pacekeeper.predictor.stats.cusum_design import REFERENCES
+from pacekeeper.predictor.stats.cusum_design import CLIPS, REFERENCES
 
 EDGE_RATIO = 1.05  # of neighbouring edges
 EDGES = EDGE_RATIO ** np.arange(160)  # of heights that are counted together, in sigma
 TAIL = 50  # of the highest peaks: their mean excess is the scale of the tail
 CHANCE = 2.0  # standard errors of a count
+WILD = 0.5 * (CLIPS[-1] - REFERENCES[-1])  # height in the chart of the largest shift
+FEWEST_WILD = 3  # excursions, to be no accident
 OWN_RANKS = 3  # ranks whose findings may all be faults, however often they come back
 _MIDDLES = np.concatenate([0.5 * (EDGES[1:] + EDGES[:-1]), EDGES[-1:]])
 
@@ -55,6 +57,14 @@ def with_finding(excursions: Excursions, rank: int, peaks: Array) -> Excursions:
     own = excursions.findings.get(rank, np.zeros_like(excursions.counts))
     own = own + np.stack([by_height(np.array([peak])) for peak in peaks])
     return replace(excursions, findings={**excursions.findings, rank: own})
+
+
+def wild_share(excursions: Excursions) -> float:
+    """Return the share of samples of healthy ranks with which a large excursion begins that ends by
+    itself, as of a process that pauses; 0.0 while hardly any was seen.
+    """
+    num_wild = float(excursions.counts[-1][EDGES >= WILD].sum())
+    return num_wild / excursions.num_samples if num_wild >= FEWEST_WILD else 0.0
 
 
 def mean_excess(excursions: Excursions) -> Array:
