@@ -6,12 +6,15 @@ import pytest
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.excursions import (
     EDGES,
+    FEWEST_WILD,
     OWN_RANKS,
     TAIL,
+    WILD,
     Excursions,
     by_height,
     height,
     mean_excess,
+    wild_share,
     with_finding,
 )
 from pacekeeper.predictor.detector.thresholds import ONE_SAMPLE, Thresholds, chart_rules
@@ -44,6 +47,12 @@ def test_no_threshold_lies_where_healthy_ranks_were_more_often_than_asked_for() 
     peaks = np.concatenate([np.full(5_000, 3.5), [20.0] * 3])
     found = height(seen(peaks, 100_000), 0, 1e7)
     assert found is not None and found > 20.0
+
+
+def test_the_wild_share_is_that_of_large_excursions_if_they_are_no_accident() -> None:
+    small, large = np.full(90, 0.9 * WILD), np.full(FEWEST_WILD, 1.1 * WILD)
+    assert wild_share(seen(np.concatenate([small, large]), 1_000)) == FEWEST_WILD / 1_000
+    assert wild_share(seen(np.concatenate([small, large[1:]]), 1_000)) == 0.0
 
 
 def test_findings_of_a_few_ranks_are_faults_and_those_of_many_are_noise() -> None:
