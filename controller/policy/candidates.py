@@ -3,6 +3,7 @@
 Used by `decide.py`. Expensive parts are computed once, on first use.
 """
 
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from pacekeeper.controller.planning.token_split.linear_program import Split, bat
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import failure_probability
+from pacekeeper.controller.policy.partition_inputs import as_partition
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import (
     Candidate,
@@ -26,10 +28,12 @@ from pacekeeper.controller.policy.replica_candidates import (
 )
 from pacekeeper.controller.state.planning_snapshot import PlanningSnapshot
 from pacekeeper.core.config.policy import PolicyConfig
-from pacekeeper.core.incidents.findings import MitigationLevel
+from pacekeeper.core.incidents.findings import STATE_MOVING_LEVELS, MitigationLevel
 from pacekeeper.core.layout.layout import Layout, with_batch_shares
 from pacekeeper.core.telemetry.attachment import Capability
 from pacekeeper.predictor.cost.forecast import replica_s, row_s
+
+SHARES_OF_ROWS = frozenset({Capability.BATCH_SHARES, Capability.MICROBATCH_COUNTS})
 
 
 class CandidateSearch:
@@ -96,8 +100,8 @@ class CandidateSearch:
             shared = tuple(split.replicas for split in self.splits)
             layout = self.made(shared, batch)
             found.append(Candidate(level=MitigationLevel.TOKEN_SHARES, layout=layout))
-        if can & {Capability.BATCH_SHARES, Capability.MICROBATCH_COUNTS}:
-            batch = self._with_batch_shares()
+        if can & SHARES_OF_ROWS:
+            batch = self._with_batch_shares(view.layout)
             layout = self.made(shared, batch)
             words = difference(layout, view.layout)
             found.append(
@@ -109,8 +113,10 @@ class CandidateSearch:
             )
         # Shares cost nothing. State is not moved because of a rank whose probe was normal or is
         # still pending.
-        if view.is_probing or view.refuted & set(view.slow):
+        if view.is_probing:
             return found
+        if refuted := view.refuted & view.slow.keys():
+            return found + self._moves_without(refuted)
         replicas: list[Experts] = [shared]
         if plan := self.replicas:
             replicas.append(plan.experts)
@@ -127,6 +133,22 @@ class CandidateSearch:
             )
         return found
 
+    def _moves_without(self, refuted: Set[int]) -> list[Candidate]:
+        """Return the candidates that move state, made as if these slow ranks were as fast as usual,
+        for the other slow ranks and links; none if there are no others.
+        """
+        slow = {rank: ratio for rank, ratio in self._view.slow.items() if rank not in refuted}
+        if not slow and not self._view.slow_links:
+            return []
+        view = replace(self._view, slow=slow)
+        pricing = Pricing(view, self._config)
+        search = CandidateSearch(view, self._config, pricing, self._floor)
+        moves = [one for one in search.candidates() if one.level in STATE_MOVING_LEVELS]
+        layouts = [replace(move.layout, speeds=self.slow_speeds) for move in moves]
+        if view.capabilities & SHARES_OF_ROWS:
+            layouts = [self._with_batch_shares(layout) for layout in layouts]
+        return [replace(move, layout=layout) for move, layout in zip(moves, layouts, strict=True)]
+
     def made(self, experts: Experts, base: Layout) -> Layout:
         """Return the next layout: `base` with these experts."""
         return replace(
@@ -136,20 +158,19 @@ class CandidateSearch:
             speeds=self.slow_speeds,
         )
 
-    def _with_batch_shares(self) -> Layout:
-        """Return the layout with batch shares by speed, so that its pipelines end together."""
+    def _with_batch_shares(self, layout: Layout) -> Layout:
+        """Return a layout with batch shares by speed, so that its pipelines end together."""
         view, problem = self._view, self._pricing.problem
-        layout = view.layout
         if problem is not None:
-            other = with_other_rows(problem.now, problem)
+            other = with_other_rows(as_partition(view, layout), problem)
             pipelines = with_rows(layout.pipelines, other)
             return replace(layout, pipelines=pipelines, schedule=other.schedule)
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step
         # A rank without a micro-batch would never be seen to be well again.
         is_counted = view.workload.are_rows_microbatches
-        least = int(is_counted and rows_per_step >= len(view.layout.batch_shares))
-        of_leaders = {rank: speeds[rank] for rank, _ in view.layout.batch_shares}
+        least = int(is_counted and rows_per_step >= len(layout.batch_shares))
+        of_leaders = {rank: speeds[rank] for rank, _ in layout.batch_shares}
         rows = batch_rows(rows_per_step, of_leaders, least=least)
         shares = (count / rows_per_step for count in rows.values())
         return replace(layout, pipelines=with_batch_shares(layout.pipelines, shares))

@@ -158,6 +158,19 @@ def test_what_is_costly_is_probed_first_and_a_refuted_rank_only_gets_other_share
     assert decide(replace(SLOW, is_probing=True), CONFIG).level is MitigationLevel.BATCH_SHARES
 
 
+@pytest.mark.parametrize("refuted", [3, 5])
+def test_state_moves_for_other_slow_ranks_while_one_is_refuted(refuted: int) -> None:
+    both = replace(SLOW, slow={1: 2.0, refuted: 1.3}, refuted=frozenset({refuted}))
+    decision, alone = decide(both, CONFIG), decide(SLOW, CONFIG)
+    assert decision.level is alone.level and decision.level in STATE_MOVING_LEVELS
+    layout = planned(decision)
+    assert sizes(layout) == sizes(planned(alone)) and cuts(layout) == cuts(planned(alone))
+    assert dict(layout.speeds) == {1: 0.5, refuted: 1 / 1.3}
+    priced = Pricing(both, CONFIG)  # as slow as it is
+    assert decision.planned_step_s == pytest.approx(priced.price(layout).step_s)
+    assert decision.planned_step_s < 0.95 * decision.current_step_s
+
+
 def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
     dear = replace(CONFIG, plan_s=5.0, horizon_steps=1000)
     short = without(replace(dear, plan_s=0.0), MitigationLevel.MOVE_LAYERS)
