@@ -48,8 +48,8 @@ class Slowdown:
         if not self.every:
             return "it is slow now and then, and more often than by chance"
         return (
-            f"it is slow once in every {self.every} steps, as a process is that logs, evaluates or "
-            "saves then: rule that out before its device"
+            f"it is slow once in every {self.every} steps, as periodic work such as logging, "
+            "evaluation or checkpoints would make it: rule that out before its device"
         )
 
     @property

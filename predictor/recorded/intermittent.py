@@ -20,13 +20,11 @@ from pacekeeper.predictor.detector.intermittent import (
     steps_beyond_chance,
     usual_share,
 )
-from pacekeeper.predictor.detector.slowdown import of_mean
+from pacekeeper.predictor.detector.slowdown import DISSENT, of_mean
 from pacekeeper.predictor.recorded.noise import Noise
 from pacekeeper.predictor.recorded.residuals import Residuals
 from pacekeeper.predictor.recorded.shift_test import Shift
 from pacekeeper.predictor.stats.robust import column_medians
-
-MOST_NOISE = 3.0  # times its peers': more is spells, not noise
 
 
 def with_intermittent(
@@ -41,7 +39,7 @@ def with_intermittent(
     """Return the shifts with those of ranks that are slow now and then in one layout.
 
     Such a shift takes the place of the rank's shifts that begin between its spells, if those are
-    fewer than the spells.
+    fewer than the spells. Shifts that are slow throughout stay, and their steps do not count.
 
     Args:
         found: of all layouts.
@@ -51,11 +49,20 @@ def with_intermittent(
         begin: first step of the layout.
         false_alarms: expected in the layout, if nothing is wrong.
     """
-    above = residuals.by_step - column_medians(residuals.by_step) + lost
-    of_peers = np.empty_like(noise.fast)
+    rest = residuals.by_step - column_medians(residuals.by_step)
+    of_one = np.empty_like(noise.fast)  # not its own, which spells make larger
     for stage in np.unique(noise.stage):
-        of_peers[noise.stage == stage] = np.median(noise.fast[noise.stage == stage])
-    sigmas = np.hypot(np.minimum(noise.fast, MOST_NOISE * of_peers), noise.wander)
+        of_one[noise.stage == stage] = np.median(noise.fast[noise.stage == stage])
+    sigmas = np.hypot(of_one, noise.wander)
+    above = rest + lost
+    is_slow = slow_steps(above, doubts=0.0, sigmas=sigmas)
+    lasting = list[Shift]()
+    for shift in found:
+        steps = slice(max(0, shift.first - begin), max(0, shift.end - begin))
+        own = is_slow[steps, shift.rank]
+        if len(own) >= DISSENT and int((~own).sum()) <= len(own) // DISSENT:
+            lasting.append(shift)
+            above[steps, shift.rank] = rest[steps, shift.rank]
     is_slow = slow_steps(above, doubts=0.0, sigmas=sigmas)
     is_told, begun = np.isfinite(above), starts(is_slow)
     begun_fast = starts(slow_steps(-above, doubts=0.0, sigmas=sigmas))
@@ -72,7 +79,11 @@ def with_intermittent(
             continue
         stretch = told[-length:]
         first, end = begin + int(stretch[0]), begin + int(stretch[-1]) + 1
-        parts = [one for one in shifts if one.rank == rank and first <= one.first < end]
+        parts = [
+            one
+            for one in shifts
+            if one.rank == rank and first <= one.first < end and one not in lasting
+        ]
         if len(parts) >= begun[stretch, rank].sum():
             continue
         mean = of_mean(above[stretch, rank], is_slow[stretch, rank], length)

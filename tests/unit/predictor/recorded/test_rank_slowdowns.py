@@ -86,6 +86,14 @@ def test_slow_stretches_that_are_all_found_stay_slowdowns_of_their_own(
     assert all(anomaly.low < 1.3 < anomaly.high for anomaly in found)
 
 
+def test_a_rank_slow_now_and_then_and_later_throughout_has_a_finding_of_each() -> None:
+    trace = now_and_then(pipeline(num_steps=80), 5, 1.3, every=3, first=2)
+    found = sorted(rank_faults(slowed(trace, 5, 1.3, first=50)), key=lambda t: t.first_step)
+    assert [(t.rank, t.first_step) for t in found] == [(5, FIRST_STEP + 2), (5, FIRST_STEP + 50)]
+    assert [t.slowdown for t in found] == pytest.approx([1.1, 1.3], abs=0.02)
+    assert "once in every 3 steps" in found[0].reason and found[1].last_step is None
+
+
 def test_a_rank_slow_now_and_then_beside_one_that_is_slow_throughout() -> None:
     trace = now_and_then(pipeline(num_steps=40), 5, 1.3, every=3, first=4)
     found = {t.rank: t for t in rank_faults(slowed(trace, 2, 1.2, first=20))}
