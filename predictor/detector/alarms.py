@@ -43,6 +43,7 @@ from pacekeeper.predictor.stats.peers import MIN_PEERS
 AGREED_SIGMAS = 3.0  # that steps must show: the chart has decided already
 UNEVEN = 0.25  # of a slowdown: what a slower device does to micro-batches differs by less
 UNEVEN_SIGMAS = 3.0
+MOST_PAUSES = 0.5  # of steps, however often ranks pause: a slowdown that lasts is found
 
 
 def raise_alarms(
@@ -86,7 +87,7 @@ def raise_alarms(
         )
         if slowdown is None and parts is not None:
             slowdown = _within_step(config, charts, parts, int(i), sigma, least)
-        if slowdown is not None and not _is_coincidence(evidence, slowdown.num_steps):
+        if slowdown is not None and not _is_coincidence(evidence, slowdown):
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in sorted(found))
     slow = {charts.ranks[i]: found[i].value for i in found}
@@ -106,22 +107,24 @@ def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, 
     )
     for i, run in runs.items():
         told = np.isfinite(charts.recent[:, i])
-        own, doubts = charts.recent[told, i], charts.recent_doubt[told, i]
-        is_slow = slow_steps(own, doubts=doubts, sigmas=of_one[i])
+        recent, doubts = charts.recent[:, i], charts.recent_doubt[:, i]
+        is_slow = slow_steps(recent, doubts=doubts, sigmas=of_one[i])[told]
         every = period(is_slow[-run:], np.array(charts.recent_steps)[told][-run:])
-        slowdown = replace(of_mean(own, is_slow, run), every=every)
+        slowdown = replace(of_mean(recent[told], is_slow, run), every=every)
         if slowdown.value >= least:
             found[i] = slowdown
     return found
 
 
-def _is_coincidence(evidence: Evidence, num_steps: int) -> bool:
+def _is_coincidence(evidence: Evidence, slowdown: Slowdown) -> bool:
     """Return whether so many slow steps in a row come by chance, as often as healthy ranks of this
-    job were slow for a moment: long before its thresholds know that.
+    job were slow for a moment: long before its thresholds know that. Micro-batches that agree are
+    no moment.
     """
     charts = evidence.charts
-    share = min(1.0, charts.num_parts * wild_share(charts.excursions))
-    return share**num_steps * limits_of(evidence).between > charts.num_parts
+    share = min(MOST_PAUSES, charts.num_parts * wild_share(charts.excursions))
+    by_chance = share**slowdown.num_steps * limits_of(evidence).between > charts.num_parts
+    return by_chance and not slowdown.num_parts
 
 
 def _within_step(

@@ -28,18 +28,19 @@ class Agreement:
     num_views: int
 
 
-def agreement(views: Array, *groups: Positions) -> Agreement | None:
+def agreement(views: Array, finest: Positions, *coarser: Positions) -> Agreement | None:
     """Estimate the part of the values that views share: the covariance of two views.
 
     Args:
         views: [cells, views].
-        groups: the group of each cell [cells], whose mean is subtracted; of several groupings the
-            first that leaves as many degrees of freedom as it has groups, else the last.
+        finest: the group of each cell [cells], whose mean is subtracted.
+        coarser: groupings in its place where it leaves fewer degrees of freedom than it has groups:
+            the first that does not, else the last.
 
     Returns:
         None with fewer than two views, or without degrees of freedom.
     """
-    for group in groups:
+    for group in (finest, *coarser):
         num_groups = len(np.unique(group))
         num_free = len(views) - num_groups
         if num_free >= num_groups:

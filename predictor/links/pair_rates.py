@@ -151,8 +151,10 @@ def judge_pairs(
         for pair, ratio in ratios.items()
     ]
     places, num_unexplained = find_slow_places(readings, node_of, slow_from=slow_from)
-    if places:  # what was suspected, hence also what is less slow
-        places, num_unexplained = find_slow_places(readings, node_of, slow_from=beyond_noise)
+    if places:  # what was suspected, hence also what is less slow beside it
+        more, num_left = find_slow_places(readings, node_of, slow_from=beyond_noise)
+        if {one.candidates for one in places} <= {one.candidates for one in more}:
+            places, num_unexplained = more, num_left
     verdict = LinkVerdict(
         step=rates.step,
         num_pairs=len(ratios),

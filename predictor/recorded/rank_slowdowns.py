@@ -85,6 +85,7 @@ def rank_faults(trace: Trace) -> tuple[Anomaly, ...]:
             residuals,
             noise,
             lost=lost[begin:end],
+            steps=times.steps[begin:end],
             begin=begin,
             false_alarms=FALSE_ALARMS / len(views),
         )
@@ -192,7 +193,8 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
     if shift.now_and_then is not None:
         chunk, spells = "in the mean ", shift.now_and_then
         evident = (
-            f"slow by x{spells.when_slow:.2f} in {spells.num_slow} of {spells.num_steps} steps; "
+            f"slow by x{spells.when_slow:.2f} in {spells.num_slow} of {spells.num_steps} "
+            f"recorded steps; "
             f"{spells.pattern}"
         )
     return Anomaly(

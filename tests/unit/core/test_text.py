@@ -20,7 +20,10 @@ from pacekeeper.core.text import format_s
         (7199.9, "2 h"),
         (259_200.0, "3 days"),
         (-0.0021, "-2.1 ms"),
+        (3.2e8, "3,704 days"),
+        (float("nan"), "unknown"),
+        (float("inf"), "unknown"),
     ],
 )
-def test_durations_have_three_significant_digits(duration_s: float, text: str) -> None:
+def test_durations_have_at_most_three_significant_digits_or_no_decimals(duration_s: float, text: str) -> None:
     assert format_s(duration_s) == text
