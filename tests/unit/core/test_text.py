@@ -25,5 +25,5 @@ from pacekeeper.core.text import format_s
         (float("inf"), "unknown"),
     ],
 )
-def test_durations_have_at_most_three_significant_digits_or_no_decimals(duration_s: float, text: str) -> None:
+def test_durations_are_short_and_have_a_unit(duration_s: float, text: str) -> None:
     assert format_s(duration_s) == text
