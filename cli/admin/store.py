@@ -198,7 +198,7 @@ def _rows(store: "Store", table: "sa.Table") -> Iterator["sa.RowMapping"]:
 
 
 def _copy(source: "Store", target: "Store") -> dict[str, int]:
-    """Copy all rows in one transaction; the number of rows of each table.
+    """Copy all rows in one transaction, and return the number of rows of each table.
 
     The lease is copied as released: terms go on above the last one.
     """

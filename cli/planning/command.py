@@ -70,7 +70,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOptions:
-    """What the placement must keep, as given on the command line."""
+    """The constraints on a placement, as given on the command line."""
 
     min_nodes: int
     min_racks: int

@@ -95,7 +95,7 @@ def check_suffix(file: Path) -> None:
 
 
 def write_tables(file: Path, tables: "Tables", **more: list[int] | list[list[int]]) -> None:
-    """Write tables, and `more` arrays beside them. Raises HostError if the file cannot be."""
+    """Write tables and the arrays `more` to a file. Raises HostError if it cannot be written."""
     import numpy as np
 
     try:

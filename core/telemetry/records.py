@@ -212,7 +212,7 @@ class ProbeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRecord:
-    """What one rank measured with `peer` in a probe of pairs; its ProbeRecord follows.
+    """A rank's measurement with `peer` in a probe of pairs; its ProbeRecord follows.
 
     `exchange_s`: one exchange of messages of `num_bytes` in both directions.
     """

@@ -32,7 +32,7 @@ SIGN = struct.Struct("<QI")  # (monotonic nanoseconds << PHASE_BITS | phase), si
 
 
 class Phase(StrEnum):
-    """What a rank does, as reports name it."""
+    """The activity of a rank; the value is its name in reports."""
 
     COMPUTING = "computing"
     WAITING = "waiting"

@@ -44,7 +44,7 @@ def _growth(field: str) -> _Read:
 
 
 def _load_per_core(sample: HostSample) -> float | None:
-    """Of one minute; includes tasks that wait for disk."""
+    """The load average over one minute, which includes tasks that wait for disk, per core."""
     if sample.load_1min is None or not sample.num_cores:
         return None
     return sample.load_1min / sample.num_cores

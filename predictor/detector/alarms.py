@@ -13,7 +13,7 @@ from pacekeeper.predictor.cost.features import Array, StepSample
 from pacekeeper.predictor.detector import cusum
 from pacekeeper.predictor.detector.cusum import Charts
 from pacekeeper.predictor.detector.excursions import wild_share
-from pacekeeper.predictor.detector.intermittent import period, runs_beyond_chance, slow_steps
+from pacekeeper.predictor.detector.intermittent import runs_beyond_chance, slow_steps
 from pacekeeper.predictor.detector.microbatch_residuals import (
     LEAST_PARTS,
     MicrobatchResiduals,
@@ -109,8 +109,7 @@ def _now_and_then(evidence: Evidence, sigmas: Array, least: float) -> dict[int, 
         told = np.isfinite(charts.recent[:, i])
         recent, doubts = charts.recent[:, i], charts.recent_doubt[:, i]
         is_slow = slow_steps(recent, doubts=doubts, sigmas=of_one[i])[told]
-        every = period(is_slow[-run:], np.array(charts.recent_steps)[told][-run:])
-        slowdown = replace(of_mean(recent[told], is_slow, run), every=every)
+        slowdown = of_mean(recent[told], is_slow, run, np.array(charts.recent_steps)[told])
         if slowdown.value >= least:
             found[i] = slowdown
     return found

@@ -11,8 +11,8 @@ from math import ceil, exp, log, sqrt
 import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.predictor.cost.features import Array, Flags
-from pacekeeper.predictor.detector.intermittent import is_ongoing, slow_steps, spells
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
+from pacekeeper.predictor.detector.intermittent import is_ongoing, period, slow_steps, spells
 from pacekeeper.predictor.stats.robust import MEDIAN_ERROR, ratio_interval
 
 DISSENT = 5  # one step in so many may contradict
@@ -44,7 +44,7 @@ class Slowdown:
 
     @property
     def pattern(self) -> str:
-        """What shows that a rank is slow now and then."""
+        """The pattern of the slow steps of a rank that is slow now and then, as a text."""
         if not self.every:
             return "it is slow now and then, and more often than by chance"
         return (
@@ -106,8 +106,17 @@ def measured(
     return Slowdown(value=exp(float(np.median(best))), num_steps=len(best), error=error)
 
 
-def of_mean(log_ratios: Array, is_slow: Flags, num_steps: int) -> Slowdown:
-    """Return the slowdown of a rank that is slow in some of its last `num_steps` steps."""
+def of_mean(
+    log_ratios: Array, is_slow: Flags, num_steps: int, steps: Positions | None = None
+) -> Slowdown:
+    """Return the slowdown of a rank that is slow in some of its last `num_steps` steps.
+
+    Args:
+        log_ratios: log(observed / expected) of its steps [steps], newest last.
+        is_slow: in which of them it is slow [steps].
+        num_steps: how many of the last steps count.
+        steps: their numbers [steps], for the period of the slow spells; None: not looked at.
+    """
     ratios = np.exp(log_ratios[-num_steps:])
     value, slow = float(ratios.mean()), ratios[is_slow[-num_steps:]]
     return Slowdown(
@@ -116,6 +125,7 @@ def of_mean(log_ratios: Array, is_slow: Flags, num_steps: int) -> Slowdown:
         error=float(ratios.std()) / (value * sqrt(num_steps)),
         num_slow=len(slow),
         when_slow=float(np.median(slow)),
+        every=0 if steps is None else period(is_slow[-num_steps:], steps[-num_steps:]),
     )
 
 

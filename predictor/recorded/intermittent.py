@@ -6,7 +6,6 @@ slowdowns of their own, and their level instead of the mean that the job loses.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import log
 
@@ -16,7 +15,6 @@ from pacekeeper.predictor.cost.features import Array, Flags, Positions
 from pacekeeper.predictor.detector.cusum import WINDOW_STEPS
 from pacekeeper.predictor.detector.intermittent import (
     FEWEST_SPELLS,
-    period,
     slow_steps,
     starts,
     usual_share,
@@ -89,8 +87,7 @@ def with_intermittent(
             at = told[episode]
             first, end = begin + int(at[0]), begin + int(at[-1]) + 1
             parts = [p for p in passing if p.rank == rank and p.first < end and first < p.end]
-            mean = of_mean(above[at, rank], is_slow[at, rank], len(at))
-            mean = replace(mean, every=period(is_slow[at, rank], steps[at]))
+            mean = of_mean(above[at, rank], is_slow[at, rank], len(at), steps[at])
             shifts = [one for one in shifts if one not in parts]
             shifts.append(
                 Shift(

@@ -194,8 +194,7 @@ def _anomaly(trace: Trace, times: TraceTimes, shift: Shift, all_found: Sequence[
         chunk, spells = "in the mean ", shift.now_and_then
         evident = (
             f"slow by x{spells.when_slow:.2f} in {spells.num_slow} of {spells.num_steps} "
-            f"recorded steps; "
-            f"{spells.pattern}"
+            f"recorded steps; {spells.pattern}"
         )
     return Anomaly(
         kind=AnomalyKind.COMPUTE,
