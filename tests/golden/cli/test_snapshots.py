@@ -189,8 +189,8 @@ def top(terminal: Terminal) -> None:
                     await pilot.pause()
                     await app.workers.wait_for_complete()
                 tables = app.screen.query(DataTable)
-                while any(one._require_update_dimensions or one._updated_cells for one in tables):
-                    await pilot.pause()  # columns get their widths when a table is idle
+                while any(not is_drawn(one) for one in tables):
+                    await pilot.pause()
                 await pilot.pause()
 
             await press()
@@ -205,6 +205,11 @@ def top(terminal: Terminal) -> None:
             await press("i", "enter")
             terminal.show("== i, then Enter", drawn(app))
         source.close()
+
+    def is_drawn(table: Any) -> bool:
+        """Whether it has rows, and its columns their widths, which they get when it is idle."""
+        is_waiting = table._require_update_dimensions or table._updated_cells
+        return bool(table.row_count) and not is_waiting
 
     def drawn(app: Any) -> str:
         strips = app.screen._compositor.render_strips()
